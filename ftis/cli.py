@@ -1,0 +1,253 @@
+"""The command line. Each command imports what it needs when it runs, so that --help and errors come at once."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from ftis import __version__
+from ftis.errors import UserError
+
+ABOUT = """\
+F-TIS (arXiv 2605.22537) reproduction and benchmark suite: GRPO post-training in a swarm of different models.
+
+The whole grid runs through Snakemake (see README.md); these commands are its jobs, and work on their own:
+  ftis train my_run.yaml --out my_run             train a swarm from one settings file
+  ftis train --tier tiny --run size_base-ftis-g50-vertical-s42
+  ftis evaluate --model FOLDER_OR_HUB_NAME --benchmark gsm8k,math500 --limit 100
+  ftis plan --tier paper                          what a grid will run, and how big it is
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command; returns the exit code: 0 well, 2 bad input, 130 interrupted."""
+    arguments = parser().parse_args(argv)
+    try:
+        arguments.command(arguments)
+        return 0
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        # A full disk or a folder that can't be written is for the user to mend; a traceback doesn't help.
+        if error.filename is None and error.errno is None:
+            raise
+        print(f"error: {error.filename or ''}: {error.strerror}; check the path, its permissions and the disk", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands with their options."""
+    top = argparse.ArgumentParser(
+        prog="ftis", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    top.add_argument("--version", action="version", version=f"ftis {__version__}")
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def command(name: str, run, about: str, *options) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
+        for names, settings in options:
+            sub.add_argument(*names, **settings)
+        sub.set_defaults(command=run)
+        return sub
+
+    def option(*names: str, **settings):
+        return names, settings
+
+    tier = option("--tier", required=True, help="smoke, tiny, small, paper or a tier of your own in workflow/config/tiers")
+    run = option("--run", required=True, metavar="NAME", help="a run of the grid, e.g. size_base-ftis-g50-vertical-s42")
+    runs = option("--run", action="append", required=True, metavar="NAME", help="a run to read; repeat it")
+    runs_dir = option("--runs-dir", type=Path, metavar="DIR", help="where the runs lie (default: results/TIER/runs)")
+    out = option("--out", type=Path, required=True, metavar="DIR", help="folder to write to")
+
+    command(
+        "train", _train, "train a swarm, from a settings file or a run of the grid; a killed run goes on where it was",
+        option("config", nargs="?", type=Path, metavar="CONFIG.yaml", help="settings of one run (fields: docs/settings.md)"),
+        option("--tier", help="with --run: take the settings from the grid"),
+        option("--run", metavar="NAME", help="e.g. size_base-ftis-g50-vertical-s42 or alone-base_small-s42"),
+        option("--out", type=Path, metavar="DIR", help="run folder (default: results/TIER/runs/NAME)"),
+    )  # fmt: skip
+    command(
+        "evaluate", _evaluate, "test any causal language model on GSM8K and MATH-500: generate, score, print",
+        option("--model", required=True, help="folder or hub name"),
+        option("--revision", help="hub commit"),
+        option("--benchmark", default="gsm8k,math500", help="comma-separated: gsm8k, math500 (default: both)"),
+        option("--prompt", default="chat-v1", help="key of ftis.prompts.PROMPTS (default: %(default)s)"),
+        option("--limit", type=int, metavar="N", help="first N problems of each (default: all)"),
+        option("--max-new-tokens", type=int, default=768, metavar="N", help="(default: %(default)s)"),
+        option("--max-batch", type=int, default=32, metavar="N", help="sequences at a time (default: %(default)s)"),
+        option("--seed", type=int, default=42),
+        option("--device", default="auto", help="cpu, cuda, ... (default: %(default)s)"),
+        option("--out", type=Path, default=Path("results/evaluate"), metavar="DIR", help="(default: %(default)s)"),
+    )  # fmt: skip
+    command(
+        "plan", _plan, "list a grid's runs with their models, completions, tokens and bytes, without running them",
+        tier,
+        option("--grid", choices=("paper", "full"), default="paper", help="(default: %(default)s)"),
+        option("--seeds", type=int, metavar="N", help="first N of the fixed list (default: the tier's number)"),
+    )  # fmt: skip
+    command(
+        "grade", _grade, "grade JSON lines of task, gold and completion",
+        option("file", metavar="FILE.jsonl", help="'-' reads standard input"),
+    )  # fmt: skip
+    command("generate", _generate, "sample a finished run's models on the tier's benchmarks", tier, run, runs_dir)
+    command("score", _score, "grade what generate sampled", tier, run, runs_dir)
+    command(
+        "figure", _figure, "draw a figure of the paper from runs: PDF, PNG and CSV",
+        option("figure", metavar="FIG", help="fig1 ... fig12"), tier, out, runs, runs_dir,
+    )  # fmt: skip
+    command(
+        "table", _table, "make a table of the paper from runs: CSV and LaTeX",
+        option("table", metavar="TABLE", help="table1 or table2"), tier, out, runs, runs_dir,
+    )  # fmt: skip
+    command("tokenizer", _tokenizer, "make the tiny models' tokenizer", out)
+    command("tiny-data", _tiny_data, "make a tier's arithmetic problems", tier, out)
+    command(
+        "warm-start", _warm_start, "make a tiny model and train it on worked solutions",
+        tier,
+        option("--model", required=True, metavar="ROLE", help="base_small, base_large, coder_small or coder_large"),
+        option("--seed", type=int, required=True),
+        option("--tokenizer", type=Path, required=True, metavar="DIR"),
+        option("--data", type=Path, required=True, metavar="DIR"),
+        out,
+    )  # fmt: skip
+    return top
+
+
+def _grid_run(arguments: argparse.Namespace):
+    from ftis import grid
+
+    return grid.resolve(arguments.tier, grid.Run.from_slug(arguments.run))
+
+
+def _run_folder(arguments: argparse.Namespace) -> Path:
+    return (arguments.runs_dir or Path("results", arguments.tier, "runs")) / arguments.run
+
+
+def _train(arguments: argparse.Namespace) -> None:
+    from ftis.config import load_run
+
+    if (arguments.config is None) != bool(arguments.tier and arguments.run):
+        raise UserError("train takes either CONFIG.yaml or --tier and --run")
+    if arguments.config is not None:
+        if arguments.out is None:
+            raise UserError("--out: name the run's folder, e.g. --out results/my_run")
+        config, out = load_run(arguments.config), arguments.out
+    else:
+        config = _grid_run(arguments)
+        out = arguments.out or Path("results", arguments.tier, "runs", arguments.run)
+    from ftis.train import train
+
+    train(config, out)
+
+
+def _generate(arguments: argparse.Namespace) -> None:
+    from ftis import grid
+    from ftis.evaluate import Test, generate, run_subjects
+
+    config = _grid_run(arguments)
+    folder = _run_folder(arguments)
+    subjects, facts = run_subjects(folder)
+    tests = {
+        role: Test(b.data, b.prompt or config.rollout.prompt, b.max_new_tokens)
+        for role, b in grid.benchmarks(arguments.tier).items()
+    }
+    _use_threads(grid.resources(arguments.tier, "generate").threads)
+    generate(subjects, tests, folder / "generations.jsonl", config.seed, max_batch=config.rollout.max_batch, facts=facts)
+
+
+def _use_threads(count: int) -> None:
+    import torch
+
+    torch.set_num_threads(count)
+
+
+def _score(arguments: argparse.Namespace) -> None:
+    from ftis.evaluate import score
+
+    folder = _run_folder(arguments)
+    score(folder / "generations.jsonl", folder / "scores.json")
+
+
+def _evaluate(arguments: argparse.Namespace) -> None:
+    from ftis.config import Dataset
+    from ftis.errors import unknown
+    from ftis.evaluate import Subject, Test, generate, score
+
+    tests = {}
+    for name in arguments.benchmark.split(","):
+        if name not in ("gsm8k", "math500"):
+            raise unknown("benchmark", name, ("gsm8k", "math500"))
+        data = Dataset(name=name, split="test", limit=arguments.limit)
+        tests[name] = Test(data, arguments.prompt, arguments.max_new_tokens)
+    subject = Subject(0, "model", arguments.model, arguments.model, arguments.revision)
+    generations, scores = arguments.out / "generations.jsonl", arguments.out / "scores.json"
+    generate([subject], tests, generations, arguments.seed, arguments.device, arguments.max_batch)
+    for name, result in score(generations, scores)["nodes"][0]["benchmarks"].items():
+        print(
+            f"{name}: accuracy {result['accuracy']:.1%} (95 % interval {result['low']:.1%} to {result['high']:.1%}, "
+            f"n = {result['n']}), format {result['format_rate']:.1%}, truncated {result['truncated']:.1%}"
+        )
+    print(f"written: {generations}, {scores}")
+
+
+def _plan(arguments: argparse.Namespace) -> None:
+    from ftis import grid
+    from ftis.plan import plan
+
+    print(plan(arguments.tier, grid.runs(arguments.tier, arguments.grid, arguments.seeds)))
+
+
+def _grade(arguments: argparse.Namespace) -> None:
+    from ftis.rewards import grade_file
+
+    grade_file(arguments.file)
+
+
+def _artefact(arguments: argparse.Namespace) -> tuple[str, list[Path], Path]:
+    folder = arguments.runs_dir or Path("results", arguments.tier, "runs")
+    return arguments.tier, [folder / run for run in arguments.run], arguments.out
+
+
+def _figure(arguments: argparse.Namespace) -> None:
+    from ftis.plots import make_figure
+
+    make_figure(arguments.figure, *_artefact(arguments))
+
+
+def _table(arguments: argparse.Namespace) -> None:
+    from ftis.paper import make_table
+
+    make_table(arguments.table, *_artefact(arguments))
+
+
+def _tokenizer(arguments: argparse.Namespace) -> None:
+    from ftis.tiny import make_tokenizer
+
+    make_tokenizer(arguments.out)
+
+
+def _tiny_data(arguments: argparse.Namespace) -> None:
+    from ftis import grid, tiny
+
+    tiny.make_data(arguments.out, grid.made_data(arguments.tier))
+
+
+def _warm_start(arguments: argparse.Namespace) -> None:
+    from ftis import grid, tiny
+    from ftis.progress import Progress
+
+    settings = grid.made_model(arguments.tier, arguments.model)
+    with Progress(f"warm start {arguments.model}", settings.steps) as bar:
+        tiny.warm_start(
+            settings, arguments.seed, arguments.tokenizer, arguments.data, arguments.out,
+            lambda step, steps, loss: bar.update(step, f"loss {loss:.3f}"),
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,325 @@
+"""Settings of a run: the one place where a default lives.
+
+A run is described by one file (YAML or JSON) with the fields of `RunConfig`. Unknown keys and
+wrong types are errors that name the field; `recipe_hash` is what decides whether a finished run
+may be reused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
+
+from ftis.errors import UserError, unknown
+from ftis.methods import METHODS
+
+settings = dataclass(
+    frozen=True, kw_only=True, config=ConfigDict(extra="forbid", use_attribute_docstrings=True)
+)
+
+
+@settings
+class Readings:
+    """How the paper is read where its sources disagree. A preset names a choice of all of them."""
+
+    preset: Literal["paper", "code", "seed"] = "paper"
+    """Where the choices below come from unless one is set: paper (reading notes), code (the authors'
+    public repository), seed (the summary that this project started from)."""
+    filter_rule: Literal["negative_and_far", "nonpositive_and_far", "nonpositive_or_far"] = (
+        "negative_and_far"
+    )
+    """A sample is filtered when A < 0 and KL > g | A <= 0 and KL > g | A <= 0 or KL > g."""
+    kl_estimator: Literal[
+        "gen_theta", "theta_gen_literal", "k3_gen_theta", "k3_code", "is_theta_gen"
+    ] = "gen_theta"
+    """Which per-token estimator the filter compares with g (see `ftis.objective.KL_ESTIMATORS`)."""
+    kl_reduction: Literal["sum", "mean", "padded_mean"] = "sum"
+    """Over a completion's tokens: sum, mean, or mean over the width of its padded group."""
+    advantage_scale: Literal["std", "none"] = "std"
+    """Divide centred rewards by the group's standard deviation, or not (Dr. GRPO)."""
+    std: Literal["sample", "population"] = "sample"
+    """Standard deviation over G - 1 (torch's default) or over G."""
+    filtered_denominator: Literal["stay", "leave"] = "stay"
+    """Whether filtered samples still count in the mean over the samples of an update."""
+    filter_scope: Literal["all", "foreign"] = "all"
+    """Whether a node filters its own samples too."""
+    weight_level: Literal["token", "sequence"] = "token"
+    """Importance ratio per token, or one per completion (the product over its tokens)."""
+    detach_weight: bool = True
+    """TIS: no gradient through min(r, C)."""
+    clip: Literal["ratio", "literal"] = "ratio"
+    """ratio: VIS clips r to 1 +- eps and nothing else is clipped; literal: the formula as printed,
+    clip(x A, 1 - eps, 1 + eps) around every method's term, which kills the gradient for A > 1 + eps."""
+    clip_reference: Literal["generation", "iteration_start"] = "generation"
+    """generation: nothing bounds a step but the method itself; iteration_start: PPO's clipped ratio
+    against the iteration's first policy is added (it matters with several mini-batches)."""
+    top_k: int | None = Field(default=None, ge=1)
+    """Sample from the k likeliest tokens only; exchanged log-probs stay those of the full softmax."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_preset(cls, data: Any) -> Any:
+        values = dict(getattr(data, "kwargs", None) or (data if isinstance(data, dict) else {}))
+        return {**PRESETS.get(values.get("preset", "paper"), {}), **values}
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "code": {
+        "filter_rule": "nonpositive_and_far",
+        "kl_estimator": "k3_code",
+        "kl_reduction": "padded_mean",
+        "advantage_scale": "none",
+        "filtered_denominator": "leave",
+        "top_k": 50,
+    },
+    "seed": {"filter_rule": "nonpositive_or_far"},
+}
+
+
+@settings
+class Lora:
+    """Low-rank adapter through PEFT, without dropout (log-probs must be those that were sampled)."""
+
+    r: int = Field(default=128, ge=1)
+    alpha: int = Field(default=256, ge=1)
+    target_modules: tuple[str, ...] | Literal["all-linear"] | None = None
+    """None: PEFT's default for the architecture (Qwen2: the q and v projections)."""
+
+
+@settings
+class Node:
+    """One participant of the swarm: a model and how it is trained."""
+
+    name: str
+    """Role in the grid, e.g. base_small."""
+    model: str
+    """Folder or Hugging Face hub name."""
+    label: str = ""
+    """Name in figures; empty: `name`."""
+    revision: str | None = None
+    """Hub revision (commit) of `model`."""
+    lora: Lora | None = None
+    """None: full fine-tuning."""
+    learning_rate: float = Field(default=1e-6, gt=0)
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16: forward and backward under autocast; weights and Adam's moments stay float32."""
+    device: str = "auto"
+    """auto: cuda where there is one, else cpu."""
+    gradient_checkpointing: bool = False
+
+
+@settings
+class Dataset:
+    """A set of problems: a benchmark by name from the hub, or a local JSONL file."""
+
+    name: Literal["gsm8k", "math500", "tiny"]
+    """Decides the fields that are read and how answers are graded."""
+    path: str | None = None
+    """Local JSONL file or folder; None: the hub at the pinned revision (or $FTIS_DATA)."""
+    split: Literal["train", "test"] = "train"
+    limit: int | None = Field(default=None, ge=1)
+    """Use this many problems."""
+    shuffle_seed: int | None = None
+    """Shuffle before `limit`; None: file order."""
+
+
+@settings
+class Rollout:
+    """How completions are sampled."""
+
+    backend: Literal["transformers"] = "transformers"
+    prompt: str = "tiny-v1"
+    """Key of `ftis.prompts.PROMPTS`."""
+    max_new_tokens: int = Field(default=760, ge=1)
+    """Completion budget; a completion that reaches it without eos is marked truncated."""
+    max_total_tokens: int | None = Field(default=None, ge=2)
+    """Budget for prompt and completion together, where the paper's code sets one (760)."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Log-probs are those of the distribution at this temperature, in the sampler and in the trainer."""
+    truncated: Literal["train", "drop"] = "train"
+    """What the objective does with truncated completions; dropped ones leave numerator and denominator."""
+    max_batch: int = Field(default=1024, ge=1)
+    """Sequences decoded at a time."""
+
+
+@settings
+class Optim:
+    """Adam and how an iteration's samples are cut up."""
+
+    name: Literal["adam", "adamw"] = "adam"
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    warmup: int = Field(default=0, ge=0)
+    """Iterations of linear warm-up."""
+    clip: float = Field(default=1.0, gt=0)
+    """Largest gradient norm."""
+    mini_batches: int = Field(default=1, ge=1)
+    """Updates an iteration."""
+    micro_batch_tokens: int = Field(default=16384, ge=1)
+    """Padded tokens in one forward and backward; changes memory and speed, never the result."""
+
+
+@settings
+class Validation:
+    """Scores of the nodes during training."""
+
+    data: Dataset | None = None
+    """None: no validation."""
+    every: int = Field(default=5, ge=1)
+    max_new_tokens: int = Field(default=768, ge=1)
+    samples: int = Field(default=0, ge=0)
+    """Besides the greedy one, completions a problem sampled at T = 1."""
+
+
+@settings
+class RunConfig:
+    """One training run."""
+
+    name: str
+    """Label; not part of the recipe."""
+    nodes: tuple[Node, ...] = Field(min_length=1)
+    train: Dataset
+    validation: Validation = Validation()
+    method: str = "ftis"
+    """Key of `ftis.methods.METHODS`."""
+    threshold: float | None = Field(default=None, gt=0)
+    """g, the filter's KL threshold; filtered methods need it, the others refuse it."""
+    split: Literal["vertical", "horizontal"] = "vertical"
+    """vertical: prompts are dealt out; horizontal: each prompt's group is."""
+    seed: int = Field(default=42, ge=0)
+    iterations: int = Field(default=50, ge=1)
+    prompts: int = Field(default=16, ge=1)
+    """B, prompts an iteration over the whole swarm."""
+    group_size: int = Field(default=12, ge=1)
+    """G, completions a prompt."""
+    eps: float = Field(default=0.2, gt=0, lt=1)
+    """Clip range of VIS."""
+    cap: float = Field(default=2.0, gt=0)
+    """C, where TIS truncates the importance ratio; .inf: never."""
+    staleness: int = Field(default=0, ge=0)
+    """Age in iterations of the foreign completions that a node trains on."""
+    readings: Readings = Readings()
+    reward: str = "strict"
+    """Key of `ftis.rewards.FORMATS`: what shape a completion must have to earn a reward."""
+    rollout: Rollout = Rollout()
+    optim: Optim = Optim()
+    checkpoint_every: int = Field(default=10, ge=1)
+    """Iterations between resumable states."""
+    threads: int | None = Field(default=None, ge=1)
+    """torch CPU threads; None: torch's default."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RunConfig:
+        if self.method not in METHODS:
+            raise ValueError(str(unknown("method", self.method, METHODS)))
+        filtered = METHODS[self.method].filtered
+        if filtered and self.threshold is None:
+            raise ValueError(f"threshold: method {self.method!r} filters and needs one, e.g. 50")
+        if not filtered and self.threshold is not None:
+            raise ValueError(f"threshold: method {self.method!r} doesn't filter; remove it")
+        if self.method == "alone" and len(self.nodes) != 1:
+            raise ValueError(f"nodes: method 'alone' takes exactly 1 node, {len(self.nodes)} given")
+        if self.split == "vertical" and self.prompts < len(self.nodes):
+            raise ValueError(f"prompts: {self.prompts} can't be dealt to {len(self.nodes)} nodes; raise it")
+        if self.split == "horizontal" and self.group_size < len(self.nodes):
+            raise ValueError(f"group_size: {self.group_size} can't be split over {len(self.nodes)} nodes; raise it")
+        return self
+
+
+RUN_CONFIG = TypeAdapter(RunConfig)
+
+# Fields that change where, how fast or under what name a run happens, but not its result.
+_NOT_RECIPE = {"name", "label", "device", "threads", "checkpoint_every"}
+
+
+def parse(adapter: TypeAdapter, data: Any, where: str) -> Any:
+    """Validate `data`, turning pydantic's errors into one that names every field and what exists."""
+    try:
+        return adapter.validate_python(data)
+    except ValidationError as error:
+        lines = []
+        for item in error.errors():
+            field = ".".join(str(p) for p in item["loc"]) or "(top level)"
+            message = item["msg"].removeprefix("Value error, ")
+            if item["type"] == "unexpected_keyword_argument":
+                message = "unknown key" + _siblings(adapter, item["loc"])
+            given = "" if item["type"] in ("missing", "unexpected_keyword_argument", "value_error") else (
+                f" (given: {item['input']!r})"
+            )
+            lines.append(f"  {field}: {message}{given}")
+        raise UserError(f"{where} is not valid:\n" + "\n".join(lines)) from None
+
+
+def _siblings(adapter: TypeAdapter, location: tuple) -> str:
+    """The keys that exist beside an unknown one, read off the JSON schema."""
+    schema = adapter.json_schema()
+    defs = schema.get("$defs", {})
+    node = schema
+    for part in location[:-1]:
+        node = _resolve(node, defs)
+        node = node.get("items", {}) if isinstance(part, int) else node.get("properties", {}).get(part) or (
+            node.get("additionalProperties") or {}
+        )
+    keys = _resolve(node, defs).get("properties", {})
+    return f"; the keys here are {', '.join(keys)}" if keys else ""
+
+
+def _resolve(node: dict, defs: dict) -> dict:
+    for option in [node, *node.get("anyOf", [])]:
+        if "$ref" in option:
+            return defs[option["$ref"].rsplit("/", 1)[1]]
+    return node
+
+
+def read_yaml(path: str | Path) -> Any:
+    """Parse a YAML or JSON file; a missing or malformed one is a `UserError` that names it."""
+    try:
+        return yaml.safe_load(Path(path).read_text())
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: can't be read ({error})") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: not valid YAML ({str(error).replace(chr(10), ' ')})") from None
+
+
+def load_run(path: str | Path) -> RunConfig:
+    """Read a run's settings from a YAML or JSON file."""
+    return parse(RUN_CONFIG, read_yaml(path), str(path))
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Plain, JSON-serialisable form."""
+    return json.loads(json.dumps(asdict(config)))
+
+
+def recipe(config: RunConfig) -> dict[str, Any]:
+    """What of a run decides its result: the settings without labels and placement."""
+
+    def strip(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: strip(v) for k, v in value.items() if k not in _NOT_RECIPE}
+        return [strip(v) for v in value] if isinstance(value, list) else value
+
+    plain = strip(to_dict(config))
+    for node, stripped in zip(config.nodes, plain["nodes"]):
+        stripped["name"] = node.name
+    return plain
+
+
+def recipe_hash(config: RunConfig) -> str:
+    """12 hex digits over `recipe`."""
+    return hashlib.sha256(json.dumps(recipe(config), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def with_name(config: RunConfig, name: str) -> RunConfig:
+    return replace(config, name=name)

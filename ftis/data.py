@@ -1,0 +1,148 @@
+"""Problems and their gold answers: GSM8K, MATH-500 and the generated tiny sets, as one type."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ftis.config import Dataset
+from ftis.errors import UserError
+from ftis.hub import no_copy, require_hub
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a benchmark comes from and which of its fields are read."""
+
+    repo: str
+    """Hub dataset."""
+    revision: str
+    config: str | None
+    question: str
+    answer: str
+    meta: tuple[str, ...] = ()
+    id: str | None = None
+
+
+SOURCES = {
+    "gsm8k": Source("openai/gsm8k", "740312add88f781978c0658806c59bc2815b9866", "main", "question", "answer"),
+    "math500": Source(
+        "HuggingFaceH4/MATH-500", "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be", None, "problem", "answer",
+        ("subject", "level"), "unique_id",
+    ),
+    # Problems that the workflow makes, in GSM8K's format; there is no hub copy.
+    "tiny": Source("", "", None, "question", "answer"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One question. `gold` is the final answer alone; `task` decides how answers are compared."""
+
+    id: str
+    question: str
+    gold: str
+    task: str
+    meta: dict[str, Any] = field(default_factory=dict)
+
+
+def load_problems(dataset: Dataset) -> list[Problem]:
+    """Read a dataset: its `path`, else $FTIS_DATA/NAME/SPLIT.jsonl, else the hub at the pinned revision.
+
+    Raises UserError where none is there, a line isn't JSON or a field is missing.
+    """
+    rows, where = _rows(dataset)
+    source = SOURCES[dataset.name]
+    problems = []
+    for i, row in enumerate(rows):
+        for name in (source.question, source.answer):
+            if not isinstance(row, dict) or not isinstance(row.get(name), str) or not row[name].strip():
+                raise UserError(f"{where}: row {i + 1} has no text in the field {name!r}, which {dataset.name} needs")
+        gold = row[source.answer]
+        if dataset.name != "math500":
+            head, mark, gold = gold.rpartition("####")
+            if not mark or not gold.strip():
+                raise UserError(f"{where}: row {i + 1}: the field 'answer' must end with '#### ANSWER'")
+        identity = str(row.get(source.id)) if source.id else f"{dataset.split}/{i}"
+        meta = {name: row[name] for name in source.meta if name in row}
+        problems.append(Problem(identity, row[source.question], gold.strip(), dataset.name, meta))
+    if not problems:
+        raise UserError(f"{where}: holds no problem")
+    if dataset.shuffle_seed is not None:
+        order = np.random.default_rng(dataset.shuffle_seed).permutation(len(problems))
+        problems = [problems[i] for i in order]
+    if dataset.limit is not None and dataset.limit > len(problems):
+        raise UserError(f"{where}: limit is {dataset.limit}, but there are {len(problems)} problems; lower it")
+    return problems[: dataset.limit]
+
+
+def local_file(dataset: Dataset) -> Path | None:
+    """The JSONL file that a dataset is read from, or None for the hub."""
+    if dataset.path is not None:
+        path = Path(dataset.path).expanduser()
+        path = path / f"{dataset.split}.jsonl" if path.is_dir() else path
+        if not path.is_file():
+            raise UserError(f"data path: no file {path}")
+        return path
+    root = os.environ.get("FTIS_DATA")
+    if root:
+        path = Path(root) / dataset.name / f"{dataset.split}.jsonl"
+        return path if path.is_file() else None
+    return None
+
+
+def _rows(dataset: Dataset) -> tuple[Iterable[Any], str]:
+    path = local_file(dataset)
+    if path is not None:
+        return _read_jsonl(path), str(path)
+    source = SOURCES[dataset.name]
+    if not source.repo:
+        raise UserError(f"data {dataset.name}: generated sets have no hub copy; give `path`")
+    what = f"dataset {dataset.name}"
+    require_hub(source.repo, what, "README.md", source.revision, "dataset")
+    from datasets import load_dataset
+
+    try:
+        rows = load_dataset(source.repo, source.config, split=dataset.split, revision=source.revision)
+    except Exception as error:  # the library raises a different type for each way the hub can fail
+        raise UserError(
+            no_copy(what, source.repo, f"{type(error).__name__}: {str(error)[:200]}")
+            + f" (`path: FILE.jsonl`, or FTIS_DATA=FOLDER with {dataset.name}/{dataset.split}.jsonl)"
+        ) from None
+    return rows, source.repo
+
+
+def _read_jsonl(path: Path) -> list[Any]:
+    rows = []
+    try:
+        with open(path, encoding="utf-8") as handle:
+            for number, line in enumerate(handle, 1):
+                if line.strip():
+                    rows.append(json.loads(line))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}: line {number} is not JSON ({error.msg})") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: can't be read ({error})") from None
+    return rows
+
+
+def iteration_problems(count: int, per_iteration: int, seed: int, step: int) -> list[int]:
+    """Indices of the problems of an iteration (steps count from 1): the set is shuffled anew each pass.
+
+    Depends on (seed, step) alone, so a resumed run and every node see the same prompts.
+    """
+    start = (step - 1) * per_iteration
+    order: dict[int, np.ndarray] = {}
+    picked = []
+    for position in range(start, start + per_iteration):
+        epoch, place = divmod(position, count)
+        if epoch not in order:
+            order[epoch] = np.random.default_rng((seed, epoch)).permutation(count)
+        picked.append(int(order[epoch][place]))
+    return picked

@@ -1,0 +1,10 @@
+"""The one exception that a user is meant to read: what is wrong, and what to do."""
+
+
+class UserError(Exception):
+    """Bad input. The message names the field or path and the fix; the CLI prints it alone and exits with 2."""
+
+
+def unknown(kind: str, given: object, known) -> UserError:
+    """Error for a name that doesn't exist, listing the names that do."""
+    return UserError(f"unknown {kind} {given!r}: choose one of {', '.join(map(str, sorted(known)))}")

@@ -1,0 +1,275 @@
+"""A node's policy: the model, its trainable weights, and log-probs without the logits tensor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.utils import logging
+
+from ftis.config import Lora, Node
+from ftis.errors import UserError
+from ftis.hub import no_copy, require_hub
+
+logging.disable_progress_bar()
+
+# Logits held at a time by the log-prob head: 2^24 float32 are 64 MiB.
+CHUNK_LOGITS = 2**24
+
+
+class TokenLogprob(torch.autograd.Function):
+    """log softmax(hidden @ weight.T / temperature)[target] and the entropy, chunk by chunk.
+
+    hidden (M, H), weight (V, H), target (M,) int64 -> logp (M,), entropy (M,) float32, in nats. Only a
+    chunk of the (M, V) logits exists at a time; backward recomputes it. The entropy carries no gradient.
+    """
+
+    @staticmethod
+    def forward(ctx, hidden: Tensor, weight: Tensor, target: Tensor, temperature: float):
+        ctx.save_for_backward(hidden, weight, target)
+        ctx.temperature = temperature
+        logp = hidden.new_empty(len(target), dtype=torch.float32)
+        entropy = torch.empty_like(logp)
+        for rows in _chunks(len(target), len(weight)):
+            logits = (hidden[rows] @ weight.T).float() / temperature
+            logits -= logits.logsumexp(-1, keepdim=True)
+            logp[rows] = logits.gather(-1, target[rows, None]).squeeze(-1)
+            entropy[rows] = -(logits.exp() * logits).sum(-1)
+        ctx.mark_non_differentiable(entropy)
+        return logp, entropy
+
+    @staticmethod
+    def backward(ctx, grad_logp: Tensor, _grad_entropy):
+        hidden, weight, target = ctx.saved_tensors
+        grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        for rows in _chunks(len(target), len(weight)):
+            # d logp / d logits = onehot(target) - softmax
+            logits = (hidden[rows] @ weight.T).float() / ctx.temperature
+            scale = grad_logp[rows, None] / ctx.temperature
+            grad = torch.softmax(logits, -1).mul_(-scale)
+            grad.scatter_add_(-1, target[rows, None], scale)
+            grad = grad.to(hidden.dtype)
+            if grad_hidden is not None:
+                grad_hidden[rows] = grad @ weight
+            if grad_weight is not None:
+                grad_weight.addmm_(grad.T, hidden[rows])
+        return grad_hidden, grad_weight, None, None
+
+
+def _chunks(rows: int, width: int):
+    step = max(1, CHUNK_LOGITS // width)
+    return [slice(start, start + step) for start in range(0, rows, step)]
+
+
+@dataclass
+class Policy:
+    """A causal language model on a device, whose distribution is over the tokenizer's ids only.
+
+    Embeddings are often padded beyond the tokenizer; `vocab_size` cuts the padding off in the sampler
+    and in the trainer alike, so that no padded id is sampled and both softmaxes agree.
+    """
+
+    model: nn.Module
+    tokenizer: PreTrainedTokenizerBase
+    stop_ids: frozenset[int]
+    device: torch.device
+    compute_dtype: torch.dtype
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.tokenizer)
+
+    @property
+    def causal_lm(self) -> nn.Module:
+        """The transformers model, below PEFT if there is an adapter."""
+        return self.model.get_base_model() if hasattr(self.model, "peft_config") else self.model
+
+    def head(self) -> Tensor:
+        """Output embedding of the tokenizer's ids (V, H)."""
+        return self.causal_lm.get_output_embeddings().weight[: self.vocab_size]
+
+    def hidden(self, **inputs) -> Tensor:
+        """Last hidden states (N, L, H) of the backbone; keyword arguments are the model's own."""
+        return self.causal_lm.base_model(**inputs).last_hidden_state
+
+    def autocast(self) -> AbstractContextManager:
+        """Forward and backward in `compute_dtype`."""
+        return torch.autocast(
+            self.device.type, self.compute_dtype, enabled=self.compute_dtype != torch.float32
+        )
+
+    def trainable(self) -> dict[str, Tensor]:
+        """Trainable parameters by name, in the model's order."""
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+    def token_logprobs(
+        self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], temperature: float = 1.0
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probs and entropies (N, T) in nats of completion tokens, and their mask (N, T) bool.
+
+        Sequences are padded on the right, where a causal model needs no attention mask.
+        """
+        lengths = torch.tensor([len(c) for c in completions])
+        starts = torch.tensor([len(p) for p in prompts])
+        ids = torch.zeros(len(prompts), int((starts + lengths).max()), dtype=torch.int64)
+        for row, prompt, completion in zip(ids, prompts, completions):
+            row[: len(prompt) + len(completion)] = torch.tensor([*prompt, *completion])
+        mask = torch.arange(int(lengths.max())) < lengths[:, None]
+        row, column = mask.nonzero(as_tuple=True)
+        # The token at a position is predicted by the hidden state one before it.
+        position = (starts[row] + column).to(self.device)
+        row, column, ids = row.to(self.device), column.to(self.device), ids.to(self.device)
+        with self.autocast():
+            hidden = self.hidden(input_ids=ids, use_cache=False)[row, position - 1]
+            head = self.head().to(hidden.dtype)
+            logp, entropy = TokenLogprob.apply(hidden, head, ids[row, position], temperature)
+        mask = mask.to(self.device)
+        return (
+            torch.zeros(mask.shape, device=self.device).index_put((row, column), logp),
+            torch.zeros(mask.shape, device=self.device).index_put((row, column), entropy),
+            mask,
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write the model (or the adapter) and the tokenizer, loadable by transformers and PEFT."""
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+
+def pick_device(name: str = "auto") -> torch.device:
+    """auto: cuda where there is one, else cpu."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError(f"device: {name!r} was asked for, but torch sees no GPU; use 'auto' or 'cpu'")
+    return torch.device(name)
+
+
+def _source(model: str, revision: str | None) -> tuple[str, dict]:
+    """What from_pretrained takes for a folder or a hub name."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return str(path), {}
+    if model.startswith((".", "/", "~")) or model.count("/") != 1:
+        raise UserError(f"model: no folder {model}; give a model folder or a hub name (owner/name)")
+    require_hub(model, "model", "config.json", revision)
+    return model, {"revision": revision}
+
+
+def load_tokenizer(model: str, revision: str | None = None) -> PreTrainedTokenizerBase:
+    """Load a tokenizer and check that it survives a round trip.
+
+    A folder with a tokenizer.json is read as it stands: AutoTokenizer would put a qwen2 folder's
+    word-level tokenizer into Qwen2's own class, which silently mangles it.
+    """
+    source, extra = _source(model, revision)
+    try:
+        if (Path(source) / "tokenizer.json").is_file():
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(source)
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(source, **extra)
+    except (OSError, ValueError, ImportError) as error:
+        raise _unavailable("tokenizer", model, error) from None
+    probe = "Tom has 12 pens."
+    if tokenizer.decode(tokenizer(probe, add_special_tokens=False).input_ids).strip() != probe:
+        raise UserError(f"tokenizer of {model}: encoding and decoding {probe!r} doesn't give it back")
+    return tokenizer
+
+
+def load_policy(
+    model: str,
+    revision: str | None = None,
+    lora: Lora | None = None,
+    device: str = "auto",
+    compute_dtype: str = "float32",
+    gradient_checkpointing: bool = False,
+    lora_seed: int = 0,
+) -> Policy:
+    """Load a model in float32 with its tokenizer; `lora` adds a fresh adapter drawn from `lora_seed`, and
+    a folder with a trained adapter is loaded on the base model that it names.
+
+    Stop ids are the union of the config's, the generation config's and the tokenizer's eos. Raises
+    UserError where the model isn't there, has dropout, or has a head that isn't one matrix.
+    """
+    source, extra = _source(model, revision)
+    where = pick_device(device)
+    tokenizer = load_tokenizer(model, revision)
+    adapter = Path(source) / "adapter_config.json"
+    if adapter.is_file():
+        base = json.loads(adapter.read_text())
+        lm = _load_model(base["base_model_name_or_path"], base.get("revision"))
+    else:
+        lm = _load_model(model, revision)
+    stop: set[int] = set()
+    for eos in (lm.config.eos_token_id, lm.generation_config.eos_token_id, tokenizer.eos_token_id):
+        stop |= set(eos) if isinstance(eos, list) else {eos}
+    stop = {i for i in stop if i is not None and i < len(tokenizer)}
+    if not stop:
+        raise UserError(f"model {model}: neither config nor tokenizer names an eos token; set eos_token_id")
+    if getattr(lm.config, "attention_dropout", 0):
+        raise UserError(f"model {model}: attention_dropout must be 0, else log-probs aren't those sampled")
+    if adapter.is_file():
+        from peft import PeftModel
+
+        lm = PeftModel.from_pretrained(lm, source)
+    elif lora is not None:
+        lm = _add_lora(lm, lora, lora_seed)
+    lm.to(where).eval()
+    if gradient_checkpointing:
+        # transformers recomputes activations in train mode only; without dropout that changes nothing else.
+        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        lm.train()
+    policy = Policy(lm, tokenizer, frozenset(stop), where, getattr(torch, compute_dtype))
+    _check_head(policy, model)
+    return policy
+
+
+def _load_model(model: str, revision: str | None) -> nn.Module:
+    source, extra = _source(model, revision)
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            source, dtype=torch.float32, attn_implementation="sdpa", **extra
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise _unavailable("model", model, error) from None
+
+
+def load_node(node: Node, seed: int) -> Policy:
+    """The policy of one of a run's nodes."""
+    return load_policy(
+        node.model, node.revision, node.lora, node.device, node.compute_dtype, node.gradient_checkpointing, seed
+    )
+
+
+def _add_lora(lm: nn.Module, lora: Lora, seed: int) -> nn.Module:
+    from peft import LoraConfig, get_peft_model
+
+    targets = list(lora.target_modules) if isinstance(lora.target_modules, tuple) else lora.target_modules
+    config = LoraConfig(
+        r=lora.r, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=targets, task_type="CAUSAL_LM"
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return get_peft_model(lm, config)
+
+
+@torch.no_grad()
+def _check_head(policy: Policy, name: str) -> None:
+    """Log-probs come from hidden states times one matrix: refuse models whose logits are anything else."""
+    ids = torch.tensor([[min(policy.stop_ids)]], device=policy.device)
+    logits = policy.causal_lm(input_ids=ids).logits[0, -1, : policy.vocab_size].float()
+    ours = (policy.hidden(input_ids=ids)[0, -1] @ policy.head().T).float()
+    if not torch.allclose(logits, ours, rtol=1e-3, atol=1e-3):
+        raise UserError(f"model {name}: its logits aren't hidden states times the output embedding; not supported")
+
+
+def _unavailable(what: str, model: str, error: Exception) -> UserError:
+    reason = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+    return UserError(no_copy(what, model, reason))

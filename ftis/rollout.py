@@ -1,0 +1,201 @@
+"""Sampling completions with the log-probs of what was sampled.
+
+`Sampler` is the protocol; `TransformersSampler` is a batched decoder on the policy's own weights with a
+key-value cache, one prefill for a whole group, and random draws that belong to the completion and not
+to the batch that it happens to sit in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+
+from ftis.policy import Policy
+
+
+@dataclass(frozen=True)
+class Request:
+    """Completions wanted of one prompt: one for each key, the key deciding its random draws."""
+
+    prompt: Sequence[int]
+    keys: Sequence[tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """tokens (T,) int32 with the stop token if there is one; logprobs (T,) float32 in nats under the
+    full softmax at the sampling temperature; finished: ends with a stop token (else truncated)."""
+
+    tokens: np.ndarray
+    logprobs: np.ndarray
+    finished: bool
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """temperature 0 is greedy, with log-probs at temperature 1. top_k None keeps the full support."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_k: int | None = None
+    max_batch: int = 1024
+    max_total_tokens: int | None = None
+
+    def budget(self, prompt_length: int) -> int:
+        """New tokens that a completion may have, at least one."""
+        if self.max_total_tokens is None:
+            return self.max_new_tokens
+        return max(1, min(self.max_new_tokens, self.max_total_tokens - prompt_length))
+
+
+class Sampler(Protocol):
+    """Samples from the policy's current weights."""
+
+    def sample(self, requests: Sequence[Request], params: SamplingParams) -> list[list[Completion]]:
+        """One list a request, one completion a key, in order."""
+
+
+def draws(key: tuple[int, ...], count: int) -> np.ndarray:
+    """(count,) float32 uniforms in [0, 1) that depend on the key alone."""
+    bits = np.random.Philox(np.random.SeedSequence(key))
+    return np.random.Generator(bits).random(count, dtype=np.float32)
+
+
+def choose(logits: Tensor, uniforms: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
+    """Pick a token a row by inverting the distribution function: tokens (N,), log-probs (N,).
+
+    logits (N, V) float32, uniforms (N,) in [0, 1).
+    """
+    logp = torch.log_softmax(logits / (params.temperature or 1.0), -1)
+    if params.temperature == 0:
+        tokens = logp.argmax(-1)
+    else:
+        weights = logp.exp().double()
+        if params.top_k is not None and params.top_k < weights.shape[-1]:
+            kth = weights.topk(params.top_k).values[:, -1:]
+            weights = weights.masked_fill(weights < kth, 0.0)
+        cumulative = weights.cumsum(-1)
+        # The first token whose cumulative weight passes the draw: one of weight 0 never is.
+        target = uniforms[:, None].double() * cumulative[:, -1:]
+        tokens = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
+    return tokens, logp.gather(-1, tokens[:, None]).squeeze(-1)
+
+
+class _Slab(DynamicLayer):
+    """A layer's keys and values in one buffer with room for the whole completion, rows removable."""
+
+    def __init__(self, layer: DynamicLayer, owner: Tensor, room: int):
+        super().__init__()
+        self.used = layer.keys.shape[2]
+        self.key_slab, self.value_slab = (self._grow(t[owner], room) for t in (layer.keys, layer.values))
+        self.is_initialized = True
+
+    def _grow(self, states: Tensor, room: int) -> Tensor:
+        n, heads, length, width = states.shape
+        slab = states.new_empty(n, heads, length + room, width)
+        slab[:, :, :length] = states
+        return slab
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        self.key_slab[:, :, self.used] = key_states[:, :, 0]
+        self.value_slab[:, :, self.used] = value_states[:, :, 0]
+        self.used += 1
+        return self.key_slab[:, :, : self.used], self.value_slab[:, :, : self.used]
+
+    def get_seq_length(self) -> int:
+        return self.used
+
+    def keep(self, rows: Tensor) -> None:
+        self.key_slab, self.value_slab = self.key_slab[rows], self.value_slab[rows]
+
+
+class TransformersSampler:
+    """Decodes with the policy's own weights, so there is nothing to synchronise after an update."""
+
+    def __init__(self, policy: Policy):
+        self.policy = policy
+
+    def sample(self, requests: Sequence[Request], params: SamplingParams) -> list[list[Completion]]:
+        flat: list[Completion] = []
+        jobs = [(request, key) for request in requests for key in request.keys]
+        for start in range(0, len(jobs), params.max_batch):
+            flat += self._batch(jobs[start : start + params.max_batch], params)
+        rest = iter(flat)
+        return [[next(rest) for _ in request.keys] for request in requests]
+
+    @torch.inference_mode()
+    def _batch(self, jobs: list[tuple[Request, tuple[int, ...]]], params: SamplingParams) -> list[Completion]:
+        policy, device = self.policy, self.policy.device
+        prompts = list({id(request): request.prompt for request, _ in jobs}.values())
+        place = {id(prompt): i for i, prompt in enumerate(prompts)}
+        owner = torch.tensor([place[id(request.prompt)] for request, _ in jobs], device=device)
+        budget = np.array([params.budget(len(request.prompt)) for request, _ in jobs])
+        width, room = max(map(len, prompts)), int(budget.max())
+        uniforms = torch.zeros(len(jobs), room)
+        if params.temperature > 0:
+            uniforms = torch.from_numpy(np.stack([draws(key, room) for _, key in jobs]))
+        uniforms = uniforms.to(device)
+
+        # Prompts are padded on the left, so that all rows generate at the same column.
+        ids = torch.zeros(len(prompts), width, dtype=torch.int64)
+        for row, prompt in zip(ids, prompts):
+            row[width - len(prompt) :] = torch.tensor(prompt)
+        pad = width - torch.tensor([len(p) for p in prompts])
+        visible = torch.arange(width) >= pad[:, None]
+        positions = (torch.arange(width) - pad[:, None]).clamp(min=0)
+        ids, visible, positions = ids.to(device), visible.to(device), positions.to(device)
+
+        with policy.autocast():
+            head = policy.head()
+            cache = DynamicCache()
+            hidden = policy.hidden(
+                input_ids=ids, attention_mask=visible, position_ids=positions, past_key_values=cache, use_cache=True
+            )
+            logits = (hidden[:, -1] @ head.T).float()[owner]
+            slabs = [_Slab(layer, owner, room) for layer in cache.layers]
+            cache = Cache(layers=slabs)
+            visible = torch.cat([visible[owner], visible.new_ones(len(jobs), room)], 1)
+            position = positions[owner, -1:]
+
+            tokens = np.zeros((len(jobs), room), dtype=np.int32)
+            logprobs = np.zeros((len(jobs), room), dtype=np.float32)
+            length = budget.copy()
+            finished = np.zeros(len(jobs), dtype=bool)
+            rows = np.arange(len(jobs))
+            stop = torch.tensor(sorted(policy.stop_ids), device=device)
+            for step in range(room):
+                chosen, logp = choose(logits, uniforms[:, step], params)
+                tokens[rows, step], logprobs[rows, step] = chosen.cpu().numpy(), logp.cpu().numpy()
+                ended = torch.isin(chosen, stop).cpu().numpy() & ~finished[rows] & (step < length[rows])
+                finished[rows[ended]] = True
+                length[rows[ended]] = step + 1
+                live = length[rows] > step + 1
+                if not live.any():
+                    break
+                # Rows that are done are dropped once they are worth the copy of the rest.
+                if live.sum() <= 0.85 * len(rows):
+                    keep = torch.from_numpy(np.flatnonzero(live)).to(device)
+                    rows = rows[live]
+                    for slab in slabs:
+                        slab.keep(keep)
+                    visible, position, uniforms, chosen = (
+                        t[keep] for t in (visible, position, uniforms, chosen)
+                    )
+                position = position + 1
+                hidden = policy.hidden(
+                    input_ids=chosen[:, None],
+                    attention_mask=visible[:, None, None, : width + step + 1],
+                    position_ids=position,
+                    past_key_values=cache,
+                    use_cache=True,
+                )
+                logits = (hidden[:, -1] @ head.T).float()
+        return [
+            Completion(tokens[i, :n].copy(), logprobs[i, :n].copy(), bool(finished[i])) for i, n in enumerate(length)
+        ]

@@ -1,0 +1,149 @@
+"""What lets a killed run go on: a lock, checkpoints, and the metrics file that grows.
+
+Everything lies in RUN/state/, which no workflow rule declares, since declared outputs are deleted before
+a job starts. A checkpoint is a folder that appears by one rename and lists the sha256 of its files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ftis.errors import UserError
+from ftis.provenance import sha256, write_json
+
+KEPT = 2
+
+
+@contextlib.contextmanager
+def run_lock(folder: Path) -> Iterator[None]:
+    """Hold the run's folder: a second trainer of the same run is told who has it.
+
+    The kernel frees the lock when its holder dies, however it dies.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = open(folder / "lock", "a+")
+    except OSError as error:
+        raise UserError(f"{folder}: can't be written ({error.strerror}); choose another --out") from None
+    with handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            handle.seek(0)
+            raise UserError(
+                f"{folder.parent}: another process trains this run ({handle.read().strip()}); wait for it or stop it"
+            ) from None
+        handle.truncate(0)
+        handle.write(f"pid {os.getpid()} on {os.uname().nodename}")
+        handle.flush()
+        yield
+
+
+def append_metrics(path: Path, line: dict[str, Any]) -> None:
+    """Add one JSON line and flush it to disk."""
+    with open(path, "a") as handle:
+        handle.write(json.dumps(line, allow_nan=False) + "\n")
+        handle.flush()
+        os.fsync(handle.fileno())
+
+
+def truncate_metrics(path: Path, last_step: int) -> None:
+    """Cut the metrics back to `last_step`, and any half-written line off."""
+    kept = []
+    if path.exists():
+        for line in path.read_text().splitlines(keepends=True):
+            with contextlib.suppress(json.JSONDecodeError):
+                if line.endswith("\n") and json.loads(line)["step"] <= last_step:
+                    kept.append(line)
+    path.write_text("".join(kept))
+
+
+def save_checkpoint(
+    folder: Path, step: int, recipe: str, tensors: list[dict[str, Tensor]], mail: dict[str, bytes]
+) -> None:
+    """Write step-NNNNNN: one safetensors file a node, and the messages that wait to be used."""
+    final = folder / f"step-{step:06d}"
+    partial = folder / f".{final.name}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    for k, node in enumerate(tensors):
+        save_file({name: t.detach().contiguous() for name, t in node.items()}, partial / f"node{k}.safetensors")
+    for name, data in mail.items():
+        (partial / name).write_bytes(data)
+    files = {p.name: sha256(p) for p in sorted(partial.iterdir())}
+    write_json(partial / "checkpoint.json", {"step": step, "recipe": recipe, "files": files})
+    for file in [*partial.iterdir(), partial]:
+        descriptor = os.open(file, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+    shutil.rmtree(final, ignore_errors=True)
+    partial.rename(final)
+    for old in checkpoints(folder)[KEPT:]:
+        shutil.rmtree(old)
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Checkpoints, newest first."""
+    return sorted(folder.glob("step-*"), reverse=True)
+
+
+def load_checkpoint(folder: Path, recipe: str) -> tuple[int, list[dict[str, Tensor]], dict[str, bytes]] | None:
+    """The newest sound checkpoint of this recipe: (step, tensors of each node, mail), or None.
+
+    A damaged one is passed over with a warning; one of another recipe is ignored.
+    """
+    for path in checkpoints(folder):
+        try:
+            facts = json.loads((path / "checkpoint.json").read_text())
+            if facts["recipe"] != recipe:
+                continue
+            for name, digest in facts["files"].items():
+                if sha256(path / name) != digest:
+                    raise ValueError(f"{name} has changed")
+        except (OSError, ValueError, KeyError) as error:
+            print(f"warning: checkpoint {path} is damaged ({error}); trying the one before", file=sys.stderr)
+            continue
+        nodes = sorted(n for n in facts["files"] if n.endswith(".safetensors"))
+        mail = {n: (path / n).read_bytes() for n in facts["files"] if n.startswith("mail-")}
+        return facts["step"], [load_file(path / n) for n in sorted(nodes, key=_number)], mail
+    return None
+
+
+def _number(name: str) -> int:
+    return int("".join(c for c in name if c.isdigit()))
+
+
+def pack_node(params: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """A node's trainable weights and Adam's moments under one set of names."""
+    tensors = {f"param/{name}": p for name, p in params.items()}
+    for name, p in params.items():
+        for key, value in optimizer.state.get(p, {}).items():
+            tensors[f"{key}/{name}"] = value
+    return tensors
+
+
+@torch.no_grad()
+def unpack_node(
+    tensors: dict[str, Tensor], params: dict[str, Tensor], optimizer: torch.optim.Optimizer
+) -> None:
+    """Put back what `pack_node` took."""
+    for full, value in tensors.items():
+        key, name = full.split("/", 1)
+        p = params[name]
+        if key == "param":
+            p.copy_(value)
+        else:
+            # Adam counts its steps in a CPU scalar, whatever device the weights are on.
+            optimizer.state[p][key] = value.clone() if key == "step" else value.to(p.device)

@@ -1,0 +1,456 @@
+"""GRPO in a swarm: sample, grade, exchange, learn.
+
+One iteration: every node samples its share of the prompts with its own policy, grades it and posts it;
+every node checks what it receives, computes advantages over whole groups, weights and filters foreign
+samples, and takes its own optimizer steps. All random draws are keyed by (seed, step, node, prompt,
+sample), so that a run resumes bit for bit and does not depend on how it is batched.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+
+from ftis import state
+from ftis.config import RunConfig, load_run, recipe_hash, to_dict
+from ftis.data import Problem, iteration_problems, load_problems
+from ftis.errors import UserError
+from ftis.evaluate import complete, completion_text, summary
+from ftis.metrics import Samples, update_metrics
+from ftis.methods import METHODS
+from ftis.objective import Objective, group_advantages, grpo_loss
+from ftis.policy import Policy, load_node
+from ftis.progress import Progress
+from ftis.prompts import encode_prompt
+from ftis.provenance import provenance, sha256, write_atomic, write_json
+from ftis.rewards import grade_many
+from ftis.rollout import Request, Sampler, SamplingParams, TransformersSampler
+from ftis.swarm import (
+    Expected, LocalTransport, Message, MessageError, Rollouts, Transport, assignment, check, decode, encode, pack,
+)  # fmt: skip
+
+# Purposes that keep random draws apart; part of every key.
+ROLLOUT, VALIDATION, MINI_BATCH, ADAPTER = range(4)
+
+
+def train(config: RunConfig, out: Path) -> None:
+    """Run `config` in the folder `out`, going on from its newest checkpoint if there is one.
+
+    Writes config.yaml at the start, and at the end node{k}/, metrics.jsonl and, last of all, final.json.
+    """
+    recipe = recipe_hash(config)
+    with state.run_lock(out / "state"):
+        final = out / "final.json"
+        if final.exists():
+            if _recorded_recipe(out) == recipe:
+                print(f"{out}: this run is finished; nothing to do", file=sys.stderr)
+                return
+            raise UserError(f"{out}: holds a finished run with other settings; remove it or choose another --out")
+        write_atomic(out / "config.yaml", yaml.safe_dump(to_dict(config), sort_keys=False))
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        began = time.monotonic()
+        swarm = Swarm(config, recipe)
+        metrics = out / "state" / "metrics.jsonl"
+        first = swarm.restore(out / "state")
+        if first is None:
+            state.truncate_metrics(metrics, -1)
+            state.append_metrics(metrics, {"step": 0, "seconds": 0.0, "nodes": swarm.validate(0)})
+            first = 0
+        else:
+            print(f"{out}: going on after iteration {first}", file=sys.stderr)
+            state.truncate_metrics(metrics, first)
+        with Progress(config.name, config.iterations, first) as bar:
+            for step in range(first + 1, config.iterations + 1):
+                line = swarm.iteration(step)
+                state.append_metrics(metrics, line)
+                if step % config.checkpoint_every == 0 and step < config.iterations:
+                    swarm.checkpoint(out / "state", step)
+                bar.update(step, "  ".join(f"{n['label']}: reward {n['reward']:.2f}" for n in line["nodes"]))
+        _finish(swarm, out, recipe, metrics, time.monotonic() - began)
+
+
+def _recorded_recipe(out: Path) -> str | None:
+    try:
+        return recipe_hash(load_run(out / "config.yaml"))
+    except UserError:
+        return None
+
+
+def _finish(swarm: Swarm, out: Path, recipe: str, metrics: Path, seconds: float) -> None:
+    """Publish the run. final.json comes last, so that it stands for everything that it lists."""
+    config, nodes = swarm.config, []
+    for node in swarm.nodes:
+        folder = out / f"node{node.index}"
+        shutil.rmtree(folder, ignore_errors=True)
+        node.policy.save(folder)
+        settings = config.nodes[node.index]
+        nodes.append({
+            "node": node.index, "name": settings.name, "label": settings.label or settings.name,
+            "path": folder.name, "sha256": sha256(folder),
+        })  # fmt: skip
+    write_atomic(out / "metrics.jsonl", metrics.read_text())
+    write_json(out / "final.json", {
+        "run": config.name, "recipe": recipe, "seed": config.seed, "method": config.method,
+        "iterations": config.iterations, "nodes": nodes,
+        "files": {"metrics.jsonl": sha256(out / "metrics.jsonl")},
+        "provenance": provenance(), "seconds": round(seconds, 1),
+    })  # fmt: skip
+    # Adam's moments are twice the model: a finished run doesn't need them.
+    for path in state.checkpoints(out / "state"):
+        shutil.rmtree(path)
+
+
+class Swarm:
+    """The nodes that live in this process, and the transport to all nodes."""
+
+    def __init__(self, config: RunConfig, recipe: str, transport: Transport | None = None):
+        self.config, self.recipe = config, recipe
+        self.transport = transport or LocalTransport()
+        self.problems = load_problems(config.train)
+        self.validation = load_problems(config.validation.data) if config.validation.data else []
+        self.nodes = [Participant(k, config, load_node(n, _adapter_seed(config, k))) for k, n in enumerate(config.nodes)]
+        _check_same_tokenizer(self.nodes)
+        stop = frozenset().union(*(n.policy.stop_ids for n in self.nodes))
+        for node in self.nodes:
+            node.policy.stop_ids = stop
+
+    def iteration(self, step: int) -> dict[str, Any]:
+        """One iteration of every node; returns its line of metrics."""
+        began = time.perf_counter()
+        messages: dict[int, bytes] = {}
+        for node in self.nodes:
+            node.seconds = {}
+            node.fresh = node.sample(step, *self._prompts(step))
+            if len(self.config.nodes) > 1:
+                message = Message(self._run_id, step, node.index, node.fresh)
+                with node.phase("exchange"):
+                    messages[node.index] = encode(message)
+                    self.transport.post(step, node.index, messages[node.index])
+        lines = []
+        for node in self.nodes:
+            received = self.transport.collect(step, node.index, None) if messages else []
+            node.mail += [(step, sender, data) for sender, data in received]
+            batch = [(step, node.index, node.fresh), *self._accept(node, step)]
+            line = node.learn(step, batch, {s: self._prompts(s)[1] for s, _, _ in batch})
+            peers = len(self.config.nodes) - 1
+            line["bytes_sent"] = peers * len(messages.get(node.index, b""))
+            line["bytes_received"] = sum(len(data) for _, data in received)
+            line["refused"] = dict(node.refused)
+            lines.append(line)
+        if self.validation and step % self.config.validation.every == 0:
+            for line, validated in zip(lines, self.validate(step)):
+                line |= validated
+        for node, line in zip(self.nodes, lines):
+            line["seconds"] = {phase: round(s, 4) for phase, s in node.seconds.items()}
+        return {"step": step, "seconds": round(time.perf_counter() - began, 4), "nodes": lines}
+
+    @property
+    def _run_id(self) -> bytes:
+        return bytes.fromhex(self.recipe[:12]).ljust(8, b"\0")
+
+    def _prompts(self, step: int) -> tuple[list[Problem], list[list[int]]]:
+        """An iteration's problems and their prompts as token ids, the same on every node."""
+        chosen = iteration_problems(len(self.problems), self.config.prompts, self.config.seed, step)
+        rollout = self.config.rollout
+        room = rollout.max_total_tokens - 1 if rollout.max_total_tokens else None
+        problems = [self.problems[i] for i in chosen]
+        tokenizer = self.nodes[0].policy.tokenizer
+        return problems, [encode_prompt(rollout.prompt, p.question, tokenizer, room) for p in problems]
+
+    def _accept(self, node: Participant, step: int) -> list[tuple[int, int, Rollouts]]:
+        """Foreign rollouts whose time has come, checked; what fails is counted and left out."""
+        due = [m for m in node.mail if m[0] <= step - self.config.staleness]
+        node.mail = [m for m in node.mail if m[0] > step - self.config.staleness]
+        accepted = []
+        with node.phase("exchange"):
+            for sent, sender, data in due:
+                try:
+                    message = decode(data)
+                    check(message, self._expected(node.policy, sent, sender))
+                except MessageError as error:
+                    node.refused[error.reason] += 1
+                    print(f"step {step}: node {node.index} refused node {sender}'s message: {error}", file=sys.stderr)
+                    continue
+                accepted.append((sent, sender, message.rollouts))
+        return accepted
+
+    def _expected(self, policy: Policy, step: int, sender: int) -> Expected:
+        config = self.config
+        prompts = self._prompts(step)[1]
+        share = assignment(config.split, config.prompts, config.group_size, len(config.nodes), sender)
+        params = sampling_params(config)
+        budgets = {(p, s): params.budget(len(prompts[p])) for p, samples in share for s in samples}
+        return Expected(
+            self._run_id, step, sender, budgets, policy.vocab_size, policy.stop_ids, frozenset({0.0, 1.0})
+        )
+
+    def validate(self, step: int) -> list[dict[str, Any]]:
+        """Each node's name and validation scores."""
+        return [
+            {"node": n.index, "name": n.settings.name, "label": n.settings.label or n.settings.name,
+             "validation": n.validate(step, self.validation) if self.validation else None}
+            for n in self.nodes
+        ]  # fmt: skip
+
+    def checkpoint(self, folder: Path, step: int) -> None:
+        tensors = [state.pack_node(n.params, n.optimizer) for n in self.nodes]
+        mail = {f"mail-{n.index}-{s}-{k}": data for n in self.nodes for s, k, data in n.mail}
+        state.save_checkpoint(folder, step, self.recipe, tensors, mail)
+
+    def restore(self, folder: Path) -> int | None:
+        """Take up the newest checkpoint; the iteration after which it was made, or None."""
+        found = state.load_checkpoint(folder, self.recipe)
+        if found is None:
+            return None
+        step, tensors, mail = found
+        for node, saved in zip(self.nodes, tensors):
+            state.unpack_node(saved, node.params, node.optimizer)
+        for name, data in sorted(mail.items()):
+            k, sent, sender = map(int, name.split("-")[1:])
+            self.nodes[k].mail.append((sent, sender, data))
+        return step
+
+
+def sampling_params(config: RunConfig) -> SamplingParams:
+    """How a run's completions are sampled."""
+    rollout = config.rollout
+    return SamplingParams(
+        rollout.max_new_tokens, rollout.temperature, config.readings.top_k, rollout.max_batch, rollout.max_total_tokens
+    )
+
+
+def _adapter_seed(config: RunConfig, node: int) -> int:
+    return int(np.random.SeedSequence((ADAPTER, config.seed, node)).generate_state(1)[0])
+
+
+def _check_same_tokenizer(nodes: Sequence[Participant]) -> None:
+    """Token ids are exchanged, so all nodes must read them alike: compared by content."""
+    first = nodes[0].policy.tokenizer.get_vocab()
+    for node in nodes[1:]:
+        vocab = node.policy.tokenizer.get_vocab()
+        if vocab != first:
+            other = next((t for t in first.keys() | vocab.keys() if first.get(t) != vocab.get(t)), None)
+            raise UserError(
+                f"nodes.{node.index}.model: its tokenizer differs from that of nodes.0 (token {other!r} is "
+                f"{first.get(other)} there and {vocab.get(other)} here); nodes exchange token ids and must share one"
+            )
+
+
+@dataclass
+class Participant:
+    """One node: its policy, its optimizer, and what it has received."""
+
+    index: int
+    config: RunConfig
+    policy: Policy
+    sampler: Sampler = field(init=False)
+    mail: list[tuple[int, int, bytes]] = field(default_factory=list)
+    """(step, sender, message) that wait to be used."""
+    refused: Counter = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        optim = self.config.optim
+        self.settings = self.config.nodes[self.index]
+        self.sampler = TransformersSampler(self.policy)
+        self.params = self.policy.trainable()
+        kind = torch.optim.AdamW if optim.name == "adamw" else torch.optim.Adam
+        self.optimizer = kind(
+            self.params.values(), self.settings.learning_rate, optim.betas, optim.eps, optim.weight_decay
+        )
+        readings = self.config.readings
+        method = METHODS[self.config.method]
+        self.objective = Objective(
+            method.weighting, self.config.threshold, self.config.eps, self.config.cap, readings
+        )
+
+    def phase(self, name: str) -> _Phase:
+        return _Phase(self.seconds, name)
+
+    def sample(self, step: int, problems: Sequence[Problem], prompts: Sequence[list[int]]) -> Rollouts:
+        """This node's share of an iteration, graded."""
+        config = self.config
+        share = assignment(config.split, config.prompts, config.group_size, len(config.nodes), self.index)
+        requests = [
+            Request(prompts[p], [(ROLLOUT, config.seed, step, self.index, p, s) for s in samples])
+            for p, samples in share
+        ]
+        with self.phase("sample"):
+            groups = self.sampler.sample(requests, sampling_params(config))
+        places = [(p, s) for p, samples in share for s in samples]
+        completions = [c for group in groups for c in group]
+        with self.phase("grade"):
+            self.verdicts = grade_many(
+                [(completion_text(self.policy, c), problems[p].gold, problems[p].task) for (p, _), c in zip(places, completions)],
+                shape=config.reward,
+            )
+        return pack(
+            [p for p, _ in places],
+            [s for _, s in places],
+            [c.tokens for c in completions],
+            [c.logprobs for c in completions],
+            [v.reward for v in self.verdicts],
+            [c.finished for c in completions],
+        )
+
+    def learn(
+        self, step: int, batch: Sequence[tuple[int, int, Rollouts]], prompts: dict[int, list[list[int]]]
+    ) -> dict[str, Any]:
+        """Optimizer steps on the (step, sender, rollouts) of an iteration; returns the node's metrics."""
+        samples = Samples.gather(batch, prompts, self.index)
+        readings, optim = self.config.readings, self.config.optim
+        advantages = group_advantages(
+            torch.tensor(samples.reward, dtype=torch.float64),
+            torch.tensor(samples.group),
+            readings.advantage_scale,
+            readings.std,
+        ).float()
+        # Advantages are over whole groups; truncated completions may then leave the update.
+        used = np.flatnonzero(samples.finished | (self.config.rollout.truncated == "train"))
+        shuffled = used
+        if optim.mini_batches > 1:
+            key = np.random.SeedSequence((MINI_BATCH, self.config.seed, step, self.index))
+            shuffled = np.random.default_rng(key).permutation(used)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.learning_rate * min(1.0, step / max(1, optim.warmup))
+        collected: list[dict[str, Any]] = []
+        norms = []
+        with self.phase("update"):
+            start = self._logprobs_now(samples, shuffled) if readings.clip_reference == "iteration_start" else None
+            for mini in np.array_split(shuffled, optim.mini_batches):
+                norms.append(self._update(step, samples, advantages, mini, start, collected))
+        own = next(rollouts for _, sender, rollouts in batch if sender == self.index)
+        verdicts = self.verdicts
+        return {
+            "node": self.index,
+            "name": self.settings.name,
+            "label": self.settings.label or self.settings.name,
+            "validation": None,
+            "reward": float(own.reward.mean()),
+            "accuracy": sum(v.answer for v in verdicts) / len(verdicts),
+            "format_rate": sum(v.format for v in verdicts) / len(verdicts),
+            "length": float(own.length.mean()),
+            "truncated": float(1 - own.finished.mean()),
+            "equal_groups": float((advantages == 0).float().mean()),
+            "grad_norm": float(np.mean(norms)),
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "tokens_generated": len(own.tokens),
+            "tokens_trained": int(samples.length[used].sum()),
+            **update_metrics(collected, self.objective, samples, optim.mini_batches),
+        }
+
+    def _micro_batches(self, samples: Samples, index: np.ndarray) -> list[np.ndarray]:
+        """Completions of like length together, each batch within the budget of padded tokens."""
+        total = samples.total_length
+        ordered = index[np.argsort(total[index], kind="stable")]
+        batches, first = [], 0
+        for i in range(len(ordered)):
+            longest = int(total[ordered[i]])
+            if i > first and (i + 1 - first) * longest > self.config.optim.micro_batch_tokens:
+                batches.append(ordered[first:i])
+                first = i
+        return [*batches, ordered[first:]] if len(ordered) else []
+
+    def _logprobs(self, samples: Samples, rows: np.ndarray):
+        return self.policy.token_logprobs(
+            [samples.prompts[i] for i in rows], [samples.tokens[i] for i in rows], self.config.rollout.temperature
+        )
+
+    @torch.no_grad()
+    def _logprobs_now(self, samples: Samples, index: np.ndarray) -> dict[int, np.ndarray]:
+        """Log-probs of each completion before the iteration's first step."""
+        found = {}
+        for rows in self._micro_batches(samples, index):
+            logp = self._logprobs(samples, rows)[0].cpu().numpy()
+            found |= {int(i): row[: samples.length[i]] for i, row in zip(rows, logp)}
+        return found
+
+    def _update(self, step, samples: Samples, advantages, index, start, collected) -> float:
+        """One optimizer step on the completions `index`; returns the gradient norm before clipping."""
+        self.optimizer.zero_grad(set_to_none=True)
+        count = 0
+        for rows in self._micro_batches(samples, index):
+            logp, entropy, mask = self._logprobs(samples, rows)
+            device = logp.device
+
+            def padded(values: Sequence[np.ndarray]) -> torch.Tensor:
+                out = np.zeros(mask.shape, np.float32)
+                for line, value in zip(out, values):
+                    line[: len(value)] = value
+                return torch.from_numpy(out).to(device)
+
+            logp_gen = padded([samples.logprobs[i] for i in rows])
+            loss = grpo_loss(
+                self.objective,
+                logp,
+                logp_gen,
+                mask,
+                advantages[rows].to(device),
+                torch.from_numpy(samples.own[rows]).to(device),
+                torch.from_numpy(samples.group_width[rows]).to(device),
+                padded([start[int(i)] for i in rows]) if start is not None else None,
+            )
+            loss.total.backward()
+            count += int(loss.count)
+            collected.append({
+                "rows": rows,
+                "logp": logp.detach().cpu(), "logp_gen": logp_gen.cpu(), "mask": mask.cpu(),
+                "entropy": entropy.cpu(), "loss": float(loss.total.detach()),
+                "filtered": loss.filtered.cpu(), "bad": loss.bad.cpu(), "far": loss.far.cpu(),
+            })  # fmt: skip
+        params = [p for p in self.params.values() if p.grad is not None]
+        # The mean's denominator is known only now: what is filtered may leave it.
+        for p in params:
+            p.grad /= max(1, count)
+        norm = float(torch.nn.utils.clip_grad_norm_(params, self.config.optim.clip)) if params else 0.0
+        if not math.isfinite(norm):
+            raise UserError(
+                f"iteration {step}, node {self.index} ({self.settings.name}): the gradient norm is {norm}; lower "
+                "learning_rate or cap. The run can go on from its last checkpoint with the same command"
+            )
+        self.optimizer.step()
+        return norm
+
+    def validate(self, step: int, problems: Sequence[Problem]) -> dict[str, Any]:
+        """Scores on the validation problems: greedy, and sampled at T = 1 where asked for."""
+        config = self.config.validation
+        scores: dict[str, Any] = {"greedy": None, "sampled": None}
+        with self.phase("validate"):
+            for kind, samples, temperature in (("greedy", 1, 0.0), ("sampled", config.samples, 1.0)):
+                if samples == 0:
+                    continue
+                key = (VALIDATION, self.config.seed, step, self.index)
+                rows = list(
+                    complete(
+                        self.policy, self.sampler, problems, self.config.rollout.prompt, config.max_new_tokens, key,
+                        samples, temperature, self.config.rollout.max_batch,
+                    )  # fmt: skip
+                )
+                verdicts = grade_many([(text, problems[i].gold, problems[i].task) for i, _, _, text in rows])
+                scores[kind] = summary(verdicts, [not c.finished for _, _, c, _ in rows])
+        return scores
+
+
+class _Phase:
+    """Adds the seconds of a `with` block to a node's account of an iteration."""
+
+    def __init__(self, account: dict[str, float], name: str):
+        self.account, self.name = account, name
+
+    def __enter__(self) -> None:
+        self.began = time.perf_counter()
+
+    def __exit__(self, *_) -> None:
+        self.account[self.name] = self.account.get(self.name, 0.0) + time.perf_counter() - self.began

@@ -60,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
 
     tier = option("--tier", required=True, help="smoke, tiny, small, paper or a tier of your own in workflow/config/tiers")
     run = option("--run", required=True, metavar="NAME", help="a run of the grid, e.g. size_base-ftis-g50-vertical-s42")
-    runs = option("--run", action="append", required=True, metavar="NAME", help="a run to read; repeat it")
+    runs = option("--run", action="append", default=[], metavar="NAME", help="a run to read; repeat it")
     runs_dir = option("--runs-dir", type=Path, metavar="DIR", help="where the runs lie (default: results/TIER/runs)")
     out = option("--out", type=Path, required=True, metavar="DIR", help="folder to write to")
 

@@ -63,7 +63,10 @@ def encode_prompt(key: str, question: str, tokenizer: PreTrainedTokenizerBase, r
     """Token ids of a prompt. A prompt longer than `room` is refused, never cut."""
     if key not in PROMPTS:
         raise unknown("prompt", key, PROMPTS)
-    ids = tokenizer(PROMPTS[key](question), add_special_tokens=False).input_ids
+    try:
+        ids = tokenizer(PROMPTS[key](question), add_special_tokens=False).input_ids
+    except Exception as error:  # tokenizers raises a bare Exception for a word that a word-level vocabulary lacks
+        raise UserError(f"prompt {key!r}: the tokenizer has no token for a part of {question!r} ({error})") from None
     if room is not None and len(ids) > room:
         raise UserError(
             f"prompt {key!r} takes {len(ids)} tokens for {question[:60]!r}..., but only {room} fit; raise the "

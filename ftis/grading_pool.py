@@ -1,0 +1,256 @@
+"""Worker processes that compare MATH answers and are killed when they hang.
+
+A signal or a thread can't stop a big-integer power or a binomial in C, so each comparison runs in a process of its
+own kind: started by `sys.executable -c` (never a fork of a parent that holds torch and threads), fed one JSON line
+at a time, killed past its limit, restarted when next needed. The worker limits its own memory, and dies with its
+parent: stdin ends, and the kernel sends SIGKILL (Linux) even in the middle of a computation.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import queue
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+MEMORY_BYTES = 2 * 2**30  # of address space of one worker
+START_S = 120.0  # to import sympy, on a loaded machine
+_ROOT = str(Path(__file__).resolve().parent.parent)
+
+
+class WorkerCannotStart(RuntimeError):
+    """The worker ended or went silent before it was ready: a broken installation, not a wrong answer."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """same: True or False, None if the worker gave no verdict; reason then is timeout, died or error."""
+
+    same: bool | None
+    reason: str
+    seconds: float
+
+
+# --- in the worker ------------------------------------------------------------------------------------------------
+
+
+def serve(parent: int) -> None:
+    """Answer one JSON line `[gold, answer]` by one `[same, reason]`, until stdin ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends us
+    _die_with(parent)
+    with contextlib.suppress(ImportError, ValueError, OSError):  # no such limit on some systems
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    out, sys.stdout = sys.stdout, sys.stderr  # a library's print must not enter the protocol
+    import logging
+
+    from ftis.math_answers import compare, sympy_algebra, warm_up
+
+    logging.disable(logging.CRITICAL)
+    warm_up()
+    print('"ready"', file=out, flush=True)
+    for line in sys.stdin:
+        try:
+            reply = compare(*json.loads(line), algebra=sympy_algebra)
+        except Exception as problem:  # noqa: BLE001 - any parser error is reported, counted and survived
+            reply = (None, f"error: {type(problem).__name__}")
+        print(json.dumps(reply), file=out, flush=True)
+
+
+def _die_with(parent: int) -> None:
+    """Linux: SIGKILL for this process when the thread that started it ends (PR_SET_PDEATHSIG, prctl(2))."""
+    if sys.platform == "linux":
+        import ctypes
+
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+# --- in the parent ------------------------------------------------------------------------------------------------
+
+
+class _Worker:
+    """One slot: a process that is started when needed, and killed."""
+
+    def __init__(self):
+        self.process = None
+        self.ready = False
+
+    def start(self) -> None:
+        code = f"import sys; sys.path.insert(0, {_ROOT!r}); from ftis.grading_pool import serve; serve({os.getpid()})"
+        self.ready = False
+        self.buffer = b""
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    def send(self, job: tuple[str, str]) -> None:
+        with contextlib.suppress(BrokenPipeError):  # a dead worker shows as the end of its output
+            self.process.stdin.write(json.dumps(job).encode() + b"\n")
+            self.process.stdin.flush()
+
+    def receive(self):
+        """The next message, None while it is incomplete, EOFError at the end of the output."""
+        data = os.read(self.process.stdout.fileno(), 65536)
+        if not data:
+            raise EOFError
+        self.buffer += data
+        return json.loads(self.buffer) if self.buffer.endswith(b"\n") else None
+
+    def kill(self) -> None:
+        process, self.process, self.ready = self.process, None, False
+        if process is not None:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+
+class Pool:
+    """Up to `size` workers, shared by the threads of this process; they start at the first job."""
+
+    def __init__(self, size: int):
+        self.size = size
+        self.workers = [_Worker() for _ in range(size)]
+        self.idle: queue.LifoQueue[_Worker] = (
+            queue.LifoQueue()
+        )  # last in, first out: the started ones are reused
+        for worker in self.workers:
+            self.idle.put(worker)
+        # The kernel ties a worker's life to the thread that started it: this one lives as long as the process.
+        self.starts: queue.SimpleQueue = queue.SimpleQueue()
+        threading.Thread(
+            target=_start_workers, args=(self.starts,), name="grading-starter", daemon=True
+        ).start()
+
+    def run(self, jobs: list[tuple[str, str]], limit_s: float) -> list[Outcome]:
+        """An Outcome for each (gold, answer), in order. On any exception this call's workers are killed."""
+        outcomes: list[Outcome | None] = [None] * len(jobs)
+        waiting = deque(range(len(jobs)))
+        active: dict[_Worker, list] = {}  # worker -> [job, since, deadline]
+        with selectors.DefaultSelector() as selector:
+            try:
+                while waiting or active:
+                    while waiting and (worker := self._take(wait=not active)) is not None:
+                        self._begin(worker, waiting.popleft(), jobs, limit_s, active, selector)
+                    self._step(jobs, limit_s, outcomes, active, selector)
+            finally:
+                for worker in active:
+                    worker.kill()
+                    self.idle.put(worker)
+        return outcomes
+
+    def _take(self, wait: bool) -> _Worker | None:
+        try:
+            return self.idle.get(block=wait)
+        except queue.Empty:
+            return None
+
+    def _begin(self, worker, job, jobs, limit_s, active, selector) -> None:
+        active[worker] = [job, time.monotonic(), time.monotonic() + (limit_s if worker.ready else START_S)]
+        if worker.process is None or worker.process.poll() is not None:
+            worker.kill()
+            self.starts.put((worker, started := Future()))
+            started.result()
+            active[worker][2] = time.monotonic() + START_S
+        selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
+        if worker.ready:
+            worker.send(jobs[job])
+
+    def _step(self, jobs, limit_s, outcomes, active, selector) -> None:
+        """Wait for the next message or deadline, and settle what came."""
+        pause = min(deadline for _, _, deadline in active.values()) - time.monotonic()
+        for key, _ in selector.select(max(0.0, pause)):
+            worker = key.data
+            try:
+                message = worker.receive()
+            except EOFError:
+                if not worker.ready:
+                    raise WorkerCannotStart(
+                        "the grading worker ended while starting: check that math-verify is installed"
+                    ) from None
+                self._settle(worker, (None, "died"), outcomes, active, selector)
+                continue
+            if message is None:
+                continue
+            worker.buffer = b""
+            if message == "ready":
+                worker.ready = True
+                active[worker][1:] = [time.monotonic(), time.monotonic() + limit_s]
+                worker.send(jobs[active[worker][0]])
+            else:
+                self._settle(worker, message, outcomes, active, selector)
+        for worker in [w for w, (_, _, deadline) in active.items() if deadline <= time.monotonic()]:
+            if not worker.ready:
+                raise WorkerCannotStart(f"the grading worker wasn't ready after {START_S:.0f} s")
+            self._settle(worker, (None, "timeout"), outcomes, active, selector)
+
+    def _settle(self, worker, reply, outcomes, active, selector) -> None:
+        job, since, _ = active[worker]
+        outcomes[job] = Outcome(*reply, time.monotonic() - since)
+        selector.unregister(worker.process.stdout)
+        if reply[1] in ("timeout", "died"):
+            worker.kill()
+        del active[worker]
+        self.idle.put(worker)
+
+    def close(self) -> None:
+        """Kill all workers. A later `shared_pool` makes a new pool."""
+        for worker in self.workers:
+            worker.kill()
+        self.starts.put(None)
+
+
+def _start_workers(starts: queue.SimpleQueue) -> None:
+    """The starter thread: start each worker asked for, and pass on what goes wrong."""
+    while (request := starts.get()) is not None:
+        worker, started = request
+        try:
+            started.set_result(worker.start())
+        except OSError as problem:
+            started.set_exception(problem)
+
+
+_lock = threading.Lock()
+_pools: dict[tuple[int, int], Pool] = {}  # (process id, size): a forked child must not use its parent's pipes
+
+
+def default_size() -> int:
+    """Workers by default: the cores this process may use, at most 8."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(8, cores))
+
+
+def shared_pool(size: int | None = None) -> Pool:
+    """The pool of this process with `size` workers; made once, closed at exit."""
+    key = (os.getpid(), size or default_size())
+    with _lock:
+        if key not in _pools:
+            _pools[key] = Pool(key[1])
+        return _pools[key]
+
+
+@atexit.register
+def close_pools() -> None:
+    """Close the pools of this process."""
+    with _lock:
+        for key in [key for key in _pools if key[0] == os.getpid()]:
+            _pools.pop(key).close()

@@ -1,0 +1,412 @@
+"""Tiny language models that the workflow makes itself: problems, tokenizer, models and warm start.
+
+Word problems in GSM8K's format ("Tom has 7 pens, buys 5, doubles them. How many pens now?"), experts that
+write their work in different styles, and a supervised warm start that leaves room for reinforcement
+learning: whether a solution is tagged, untagged or guessed depends on how the question is worded.
+
+A prompt is the question's text and nothing else; a completion starts right behind it and ends with `<eos>`.
+torch and transformers are imported where they are used, so that making problems needs neither.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from ftis.config import settings, to_dict
+from ftis.errors import UserError
+
+# --------------------------------------------------------------------------------------------- problems
+
+NAMES = ("Tom", "Ann", "Sam", "Mia", "Ben", "Eva", "Leo", "Zoe", "Max", "Ida", "Kim", "Jan")
+OBJECTS = ("pens", "books", "cards", "cups", "coins", "eggs", "apples", "balls", "keys", "toys", "nuts", "stamps")
+OBJECTS += ("rings", "hats", "boxes", "stones")
+PHRASES = {
+    "+": ("buys {}", "finds {}", "gets {}", "wins {}"),
+    "-": ("loses {}", "sells {}", "drops {}", "gives away {}"),
+    "*2": ("doubles them",),
+    "*3": ("triples them",),
+    "/2": ("halves them",),
+}
+FORMS = {"how_many": "How many {} now?", "count": "Count the {}."}
+"""The two ways to ask. Which one a question uses decides the mix of solutions in the warm start (`MIX`)."""
+LARGEST, OPERAND = 60, 9
+"""Every number on the way, and so every answer, is between 0 and this."""
+
+
+@dataclass(frozen=True)
+class TinyProblem:
+    """A chain of steps on a number of things."""
+
+    question: str
+    form: str
+    """Key of `FORMS`."""
+    steps: tuple[tuple[int, str, int, int], ...]
+    """(before, operator, operand, after) of each step."""
+
+    @property
+    def gold(self) -> int:
+        return self.steps[-1][3]
+
+    @property
+    def answer(self) -> str:
+        """Worked lines and the result, as GSM8K writes it."""
+        lines = [f"{a} {op} {b} = <<{a}{op}{b}={c}>>{c}" for a, op, b, c in self.steps]
+        return "\n".join([*lines, f"#### {self.gold}"])
+
+
+def make_problem(rng: random.Random, n_steps: int) -> TinyProblem:
+    """Draw a problem of `n_steps` steps whose numbers stay within 0..`LARGEST`."""
+    thing, form = rng.choice(OBJECTS), rng.choice(tuple(FORMS))
+    value = first = rng.randint(2, 20)
+    phrases, steps = [], []
+    for _ in range(n_steps):
+        options = [kind for kind, possible in (
+            ("+", value < LARGEST), ("+", value < LARGEST), ("-", value > 0), ("-", value > 0),
+            ("*2", 0 < 2 * value <= LARGEST), ("*3", 0 < 3 * value <= LARGEST), ("/2", value > 0 and value % 2 == 0),
+        ) if possible]  # fmt: skip
+        kind = rng.choice(options)
+        if kind in "+-":
+            op, operand = kind, rng.randint(1, min(OPERAND, LARGEST - value if kind == "+" else value))
+        else:
+            op, operand = kind[0], int(kind[1])
+        after = {"+": value + operand, "-": value - operand, "*": value * operand, "/": value // operand}[op]
+        phrases.append(rng.choice(PHRASES[kind]).format(operand))
+        steps.append((value, op, operand, after))
+        value = after
+    question = f"{rng.choice(NAMES)} has {first} {thing}, {', '.join(phrases)}. {FORMS[form].format(thing)}"
+    return TinyProblem(question, form, tuple(steps))
+
+
+@settings
+class DataSettings:
+    """Sizes of the generated problem sets."""
+
+    seed: int = Field(default=42, ge=0)
+    train: int = Field(default=4096, ge=1)
+    validation: int = Field(default=1024, ge=1)
+    ood: int = Field(default=1024, ge=1)
+    steps: tuple[int, ...] = (2, 3)
+    """Lengths of the chains in train and validation."""
+    ood_steps: tuple[int, ...] = (4,)
+    """Lengths of the chains in the out-of-distribution set."""
+
+
+def make_data(out: Path, data: DataSettings) -> None:
+    """Write train, validation and ood JSONL of {"question", "answer"}; no question occurs twice in the three."""
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    rng = random.Random(f"tiny-data-{data.seed}")
+    seen: set[str] = set()
+    for name, n, lengths in (
+        ("validation", data.validation, data.steps),
+        ("ood", data.ood, data.ood_steps),
+        ("train", data.train, data.steps),
+    ):
+        lines = []
+        while len(lines) < n:
+            problem = make_problem(rng, rng.choice(lengths))
+            if problem.question not in seen:
+                seen.add(problem.question)
+                lines.append(json.dumps({"question": problem.question, "answer": problem.answer}))
+        partial = out / f".{name}.jsonl.partial"
+        partial.write_text("\n".join(lines) + "\n")
+        partial.replace(out / f"{name}.jsonl")
+
+
+# -------------------------------------------------------------------------------------------- solutions
+
+Style = Literal["base", "coder", "words"]
+KINDS = ("tagged", "untagged", "guess")
+MIX = {"how_many": (0.70, 0.18, 0.12), "count": (0.30, 0.60, 0.10)}
+"""Shares of `KINDS` in the warm start by the question's form: greedy decoding then fails on one of the two
+forms, and sampling finds the rewarded kind on both."""
+OTHER_STYLE = {"base": "coder", "coder": "base", "words": "base"}
+
+
+def render(problem: TinyProblem, style: Style, kind: str = "tagged", slip: int = 0, guess: int = 0) -> str:
+    """A completion for `problem`, without `<eos>`.
+
+    kind: tagged (earns a reward), untagged (same work, no tags) or guess (tags, no work, answer `guess`).
+    slip: added to the last step's result. Only a tagged completion with slip 0 is right.
+    """
+    if kind == "guess":
+        return f"<think> guess </think> <answer> {guess} </answer>"
+    *head, (a, op, b, c) = problem.steps
+    steps = [*head, (a, op, b, c + slip)]
+    result = c + slip
+    if style == "coder":
+        names = "abcdefg"
+        lines = [f"a={steps[0][0]}"]
+        lines += [f"{names[i + 1]}={names[i]}{op}{b}={c}" for i, (_, op, b, c) in enumerate(steps)]
+        work = "\n".join(lines)
+        tagged, untagged = f"<think>\n{work}\n</think>\n<answer> {result} </answer>", f"{work}\nreturn {result}"
+    elif style == "words":
+        work = ", then ".join(f"{a}{op}{b} gives {c}" for a, op, b, c in steps)
+        tagged, untagged = f"<think> {work} </think> <answer> {result} </answer>", f"{work}, so {result}."
+    else:
+        work = "; ".join(f"{a}{op}{b}={c}" for a, op, b, c in steps)
+        tagged, untagged = f"<think> {work} </think> <answer> {result} </answer>", f"{work}. The answer is {result}"
+    return tagged if kind == "tagged" else untagged
+
+
+# -------------------------------------------------------------------------------------------- tokenizer
+
+PAD, EOS = "<pad>", "<eos>"
+# Tags take the space before them along, words too; digits stand alone, and so does the space before a number.
+SPLIT = r" ?</?(?:think|answer)>|; | ?[A-Za-z]+|[0-9]|[ \n]|[^ \nA-Za-z0-9]"
+
+
+def vocabulary() -> list[str]:
+    """The 93 tokens; a token's place is its id."""
+    words = " ".join(p.replace(" {}", "") for kind in PHRASES.values() for p in kind).split()
+    words += "has How many now Count the gives then so The answer is guess".split()
+    tags = ["<think>", " <think>", "</think>", " </think>", "<answer>", " <answer>", "</answer>", " </answer>"]
+    tokens = [PAD, EOS, *tags, *"0123456789", " ", "\n", *",.?;+-*/=", "; ", *"abcdefg", "return", *NAMES]
+    tokens += [" " + word for word in dict.fromkeys([*OBJECTS, *words])]
+    return tokens
+
+
+def make_tokenizer(out: Path) -> None:
+    """Write the word-level tokenizer that all tiny models share; `load_tokenizer` reads it."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer(models.WordLevel({token: i for i, token in enumerate(vocabulary())}))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(SPLIT), behavior="isolated")
+    core.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token=PAD, eos_token=EOS, clean_up_tokenization_spaces=False, padding_side="left"
+    )
+    tokenizer.save_pretrained(out)
+
+
+def load_tokenizer(folder: Path):
+    """The tokenizer in `folder`. Never through AutoTokenizer: beside a Qwen2 config it loads another class,
+    which splits the text otherwise (transformers 5). A failed round trip is a `UserError`."""
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    probe = "Tom has 17 pens, halves them. Count the pens.<think>\na=17\n</think> <answer> 8 </answer>"
+    ids = tokenizer.encode(probe, add_special_tokens=False)
+    if tokenizer.convert_ids_to_tokens(ids) != re.findall(SPLIT, probe) or tokenizer.decode(ids) != probe:
+        raise UserError(f"{folder}: its tokenizer doesn't give back the text it encodes; make it again")
+    return tokenizer
+
+
+# ------------------------------------------------------------------------------------------- warm start
+
+
+@settings
+class TinyModel:
+    """A model and its supervised warm start."""
+
+    size: Literal["xs", "s"]
+    """xs: 104,832 parameters; s: 314,304."""
+    style: Style
+    """How its tagged solutions are written."""
+    steps: int = Field(ge=1)
+    """Optimizer steps."""
+    batch: int = Field(default=32, ge=1)
+    """Examples a step; no example is seen twice."""
+    matrix_rate: float = Field(default=0.02, gt=0)
+    """Learning rate of Muon, on the layers' matrices."""
+    rate: float = Field(default=3e-3, gt=0)
+    """Learning rate of AdamW, on the embedding, norms and biases."""
+    long_share: float = Field(default=0.12, ge=0, le=1)
+    """Share of four-step chains, so that the out-of-distribution set is not at the floor."""
+    other_share: float = Field(default=0.02, ge=0, le=1)
+    """Share of solutions in the other expert's style."""
+    slip_share: float = Field(default=0.03, ge=0, le=1)
+    """Share of solutions whose last step is wrong."""
+
+
+SIZES = {
+    "xs": {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 192},
+    "s": {"hidden_size": 96, "num_hidden_layers": 3, "intermediate_size": 256},
+}
+
+
+def examples(model: TinyModel, rng: random.Random, held_out: set[str]) -> Iterator[tuple[str, str]]:
+    """Endless (question, completion) pairs of the warm start, without the questions in `held_out`."""
+    while True:
+        problem = make_problem(rng, 4 if rng.random() < model.long_share else rng.choice((2, 3)))
+        if problem.question in held_out:
+            continue
+        style = OTHER_STYLE[model.style] if rng.random() < model.other_share else model.style
+        kind = rng.choices(KINDS, MIX[problem.form])[0]
+        slip = rng.choice((-10, -1, 1, 10)) if rng.random() < model.slip_share else 0
+        if problem.gold + slip < 0:
+            slip = -slip
+        yield problem.question, render(problem, style, kind, slip, guess=rng.randint(0, LARGEST))
+
+
+def build_model(size: str):
+    """A fresh fp32 Qwen2 model of `size`, initialised from torch's current random state."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    tokens = vocabulary()
+    model = Qwen2ForCausalLM(Qwen2Config(
+        **SIZES[size], vocab_size=len(tokens), num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=256, tie_word_embeddings=True, bos_token_id=None,
+        eos_token_id=tokens.index(EOS), pad_token_id=tokens.index(PAD), dtype="float32",
+    ))  # fmt: skip
+    model.generation_config.eos_token_id = tokens.index(EOS)
+    model.generation_config.pad_token_id = tokens.index(PAD)
+    return model
+
+
+def warm_start(
+    settings: TinyModel,
+    seed: int,
+    tokenizer: Path,
+    data: Path,
+    out: Path,
+    progress: Callable[[int, int, float], None] | None = None,
+) -> dict:
+    """Train a tiny model on solutions and write it to `out` as a Hugging Face folder; `warm.json` is in it.
+
+    data: folder whose validation and ood questions are kept out of the training text.
+    progress: called as (step, steps, loss) every 10 steps.
+    Runs on one CPU thread, where one seed gives the same weights bit for bit; the loss is the mean over the
+    tokens of the completions. Returns what `warm.json` holds.
+    """
+    import torch
+    from torch.nn.functional import cross_entropy, linear
+
+    began = time.perf_counter()
+    key = f"tiny-warm-{settings.size}-{settings.style}-{seed}"
+    batches = _batches(settings, random.Random(key), tokenizer, data)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(hashlib.sha256(key.encode()).hexdigest()[:15], 16))
+            model = build_model(settings.size)
+        table = model.get_input_embeddings().weight
+        matrices = [p for p in model.parameters() if p.ndim == 2 and p is not table]
+        others = [p for p in model.parameters() if p.ndim != 2 or p is table]
+        muon = _Muon(matrices)
+        adam = torch.optim.AdamW(others, betas=(0.9, 0.99), weight_decay=0.0)
+        for step, (ids, targets) in enumerate(batches, start=1):
+            # Padding on the right and a causal model: no attention mask is needed.
+            hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[targets >= 0]
+            loss = cross_entropy(linear(hidden, table), targets[targets >= 0])
+            model.zero_grad()
+            loss.backward()
+            decay = _decay(step, settings.steps)
+            muon.step(settings.matrix_rate * decay)
+            adam.param_groups[0]["lr"] = settings.rate * decay
+            adam.step()
+            if progress and (step % 10 == 0 or step == settings.steps):
+                progress(step, settings.steps, loss.item())
+    finally:
+        torch.set_num_threads(threads)
+    facts = {"settings": to_dict(settings), "seed": seed, "steps": settings.steps, "loss": round(loss.item(), 6)}
+    return _write(model, Path(tokenizer), Path(out), facts, began)
+
+
+class _Muon:
+    """Muon (Jordan et al. 2024): momentum whose update is made nearly orthogonal by Newton-Schulz steps.
+
+    What `torch.optim.Muon` computes, in fp32 and on stacks of equal shape: its bfloat16 products take half of
+    the training time on a CPU.
+    """
+
+    def __init__(self, matrices: list, momentum: float = 0.95):
+        import torch
+
+        by_shape: dict = {}
+        for matrix in matrices:
+            by_shape.setdefault(matrix.shape, []).append(matrix)
+        self.stacks = [(group, torch.zeros(len(group), *shape)) for shape, group in by_shape.items()]
+        self.momentum = momentum
+
+    def step(self, rate: float) -> None:
+        import torch
+
+        for group, buffer_NIO in self.stacks:
+            grad_NIO = torch.stack([p.grad for p in group])
+            buffer_NIO.lerp_(grad_NIO, 1 - self.momentum)
+            update_NIO = self._orthogonal(grad_NIO.lerp(buffer_NIO, self.momentum))
+            scale = max(1.0, update_NIO.shape[1] / update_NIO.shape[2]) ** 0.5
+            for p, update in zip(group, update_NIO):
+                p.data.add_(update, alpha=-rate * scale)
+
+    @staticmethod
+    def _orthogonal(x):
+        """Newton-Schulz with the quintic of the reference: singular values of each matrix go to about 1."""
+        tall = x.shape[1] > x.shape[2]
+        x = x.mT if tall else x
+        x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+        for _ in range(5):
+            gram = x @ x.mT
+            x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+        return x.mT if tall else x
+
+
+def _decay(step: int, steps: int) -> float:
+    """Factor on the learning rates: constant for 60 % of the steps, then linear down to 5 %."""
+    return min(1.0, max(0.05, (steps - step) / (0.4 * steps)))
+
+
+def _batches(settings: TinyModel, rng: random.Random, tokenizer: Path, data: Path) -> list:
+    """All batches as (ids, targets), both (batch, width) int64; targets are -1 outside the completion.
+
+    Completions of like length share a batch, within a pool of 16 batches, so that little is padding.
+    """
+    import torch
+
+    held_out = set()
+    for name in ("validation", "ood"):
+        path = Path(data) / f"{name}.jsonl"
+        if not path.exists():
+            raise UserError(f"{path}: no such file; make the problems first with `ftis tiny-data`")
+        held_out |= {json.loads(line)["question"] for line in path.read_text().splitlines()}
+    stream = examples(settings, rng, held_out)
+    pairs = [next(stream) for _ in range(settings.steps * settings.batch)]
+    encoder = load_tokenizer(tokenizer).backend_tokenizer
+    eos, pad = encoder.token_to_id(EOS), encoder.token_to_id(PAD)
+    questions, completions = (encoder.encode_batch_fast(list(texts)) for texts in zip(*pairs))
+    rows = [(q.ids + c.ids + [eos], len(q.ids)) for q, c in zip(questions, completions)]
+    batches = []
+    pool = 16 * settings.batch
+    for start in range(0, len(rows), pool):
+        ordered = sorted(rows[start : start + pool], key=lambda row: len(row[0]))
+        groups = [ordered[i : i + settings.batch] for i in range(0, len(ordered), settings.batch)]
+        rng.shuffle(groups)
+        for group in groups:
+            width = max(len(ids) for ids, _ in group) - 1
+            inputs = torch.full((len(group), width), pad)
+            targets = torch.full((len(group), width), -1)
+            for i, (ids, n_question) in enumerate(group):
+                row = torch.tensor(ids)
+                inputs[i, : len(ids) - 1] = row[:-1]
+                targets[i, n_question - 1 : len(ids) - 1] = row[n_question:]
+            batches.append((inputs, targets))
+    return batches
+
+
+def _write(model, tokenizer: Path, out: Path, facts: dict, began: float) -> dict:
+    """Write the folder beside `out`, then rename it: a folder named `out` is always whole."""
+    partial = out.parent / f".{out.name}.partial-{os.getpid()}"
+    shutil.rmtree(partial, ignore_errors=True)
+    model.save_pretrained(partial)
+    load_tokenizer(tokenizer).save_pretrained(partial)
+    facts["sha256"] = hashlib.sha256((partial / "model.safetensors").read_bytes()).hexdigest()
+    facts["seconds"] = round(time.perf_counter() - began, 2)
+    (partial / "warm.json").write_text(json.dumps(facts, indent=1) + "\n")
+    shutil.rmtree(out, ignore_errors=True)
+    partial.rename(out)
+    return facts

@@ -1,0 +1,55 @@
+"""Shared parts: a tokenizer, problems and briefly trained tiny models, made once a session."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory) -> Path:
+    """A folder with tok/, data/ and the models base/ (XS) and coder/ (XS), trained just long enough that
+    some of their sampled answers are right."""
+    import torch
+
+    from ftis.tiny import DataSettings, TinyModel, make_data, make_tokenizer, warm_start
+
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("tiny")
+    make_tokenizer(root / "tok")
+    make_data(root / "data", DataSettings(train=256, validation=64, ood=32))
+    for style in ("base", "coder"):
+        warm_start(TinyModel(size="xs", style=style, steps=160), 1, root / "tok", root / "data", root / style)
+    return root
+
+
+@pytest.fixture
+def make_config(tiny):
+    """Build a small RunConfig; keyword arguments override its fields."""
+    from ftis.config import RUN_CONFIG, parse
+
+    def build(nodes=("base", "coder"), **changes):
+        method = changes.pop("method", "ftis" if len(nodes) > 1 else "alone")
+        fields = {
+            "name": "test",
+            "nodes": [
+                n if isinstance(n, dict) else {"name": n, "model": str(tiny / n), "learning_rate": 3e-4} for n in nodes
+            ],
+            "train": {"name": "tiny", "path": str(tiny / "data" / "train.jsonl")},
+            "method": method,
+            "threshold": 5.0 if method.startswith("f") else None,
+            "iterations": 4,
+            "prompts": 6,
+            "group_size": 6,
+            "checkpoint_every": 2,
+            "threads": 1,
+            "rollout": {"prompt": "tiny-v1", "max_new_tokens": 48},
+            "optim": {"name": "adamw", "micro_batch_tokens": 1024},
+        }
+        return parse(RUN_CONFIG, fields | changes, "test config")
+
+    return build

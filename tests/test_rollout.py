@@ -1,0 +1,143 @@
+"""The sampler: what it samples, the log-probs it reports, and what its draws depend on."""
+
+import numpy as np
+import pytest
+import torch
+
+from ftis.config import Dataset, Lora
+from ftis.data import load_problems
+from ftis.policy import load_policy
+from ftis.rollout import Request, SamplingParams, TransformersSampler, choose, draws
+
+@pytest.fixture(scope="module")
+def policy(tiny):
+    policy = load_policy(str(tiny / "base"))
+    # Of different lengths, so that padding is at work.
+    problems = load_problems(Dataset(name="tiny", path=str(tiny / "data"), split="train"))
+    encoded = [policy.tokenizer(p.question, add_special_tokens=False).input_ids for p in problems]
+    policy.prompts = [min(encoded, key=len), encoded[0], max(encoded, key=len)]
+    return policy
+
+
+def requests(policy, samples=8, seed=0):
+    return [Request(p, [(seed, i, s) for s in range(samples)]) for i, p in enumerate(policy.prompts)]
+
+
+def fresh_logprobs(policy, asked, groups, temperature=1.0):
+    prompts = [r.prompt for r, group in zip(asked, groups) for _ in group]
+    completions = [c.tokens.tolist() for group in groups for c in group]
+    with torch.no_grad():
+        logp, _, _ = policy.token_logprobs(prompts, completions, temperature)
+    return [row[: len(c)].numpy() for row, c in zip(logp, completions)]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_logprobs_agree_with_a_fresh_forward(policy, temperature):
+    asked = requests(policy)
+    groups = TransformersSampler(policy).sample(asked, SamplingParams(48, temperature))
+    expected = fresh_logprobs(policy, asked, groups, temperature)
+    for completion, logp in zip([c for g in groups for c in g], expected):
+        np.testing.assert_allclose(completion.logprobs, logp, atol=1e-5)
+
+
+def test_logprobs_agree_with_lora(tiny, policy):
+    prompts = policy.prompts
+    policy = load_policy(str(tiny / "base"), lora=Lora(r=4, alpha=8, target_modules="all-linear"))
+    with torch.no_grad():
+        for p in policy.trainable().values():
+            p.add_(0.05 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1)))
+    policy.prompts = prompts
+    asked = requests(policy)
+    groups = TransformersSampler(policy).sample(asked, SamplingParams(48))
+    for completion, logp in zip([c for g in groups for c in g], fresh_logprobs(policy, asked, groups)):
+        np.testing.assert_allclose(completion.logprobs, logp, atol=1e-5)
+
+
+def test_stop_token_is_kept_and_truncation_flagged(policy):
+    groups = TransformersSampler(policy).sample(requests(policy), SamplingParams(48))
+    completions = [c for g in groups for c in g]
+    assert any(c.finished for c in completions)
+    for c in completions:
+        stops = np.isin(c.tokens, list(policy.stop_ids))
+        assert c.finished == stops[-1] and not stops[:-1].any()
+        assert c.finished or len(c.tokens) == 48
+        assert len(c.logprobs) == len(c.tokens)
+    cut = TransformersSampler(policy).sample(requests(policy), SamplingParams(3))
+    for short, full in zip([c for g in cut for c in g], completions):
+        assert len(short.tokens) == min(3, len(full.tokens))
+        assert short.finished == (full.finished and len(full.tokens) <= 3)
+        np.testing.assert_array_equal(short.tokens, full.tokens[:3])
+
+
+def test_a_total_budget_counts_the_prompt(policy):
+    asked = requests(policy, samples=2)
+    longest = max(len(r.prompt) for r in asked)
+    groups = TransformersSampler(policy).sample(asked, SamplingParams(48, max_total_tokens=longest + 2))
+    for request, group in zip(asked, groups):
+        for c in group:
+            assert len(c.tokens) == longest + 2 - len(request.prompt) or c.finished
+
+
+def test_draws_belong_to_the_completion_not_to_the_batch(policy):
+    sampler = TransformersSampler(policy)
+    asked = requests(policy, samples=7)
+    whole = sampler.sample(asked, SamplingParams(40))
+    pieces = sampler.sample(asked, SamplingParams(40, max_batch=5))
+    backwards = sampler.sample(asked[::-1], SamplingParams(40))[::-1]
+    alone = [sampler.sample([Request(r.prompt, [k])], SamplingParams(40))[0][0] for r in asked for k in r.keys]
+    for a, b, c, d in zip(*([x for g in groups for x in g] for groups in (whole, pieces, backwards)), alone):
+        np.testing.assert_array_equal(a.tokens, b.tokens)
+        np.testing.assert_array_equal(a.tokens, c.tokens)
+        np.testing.assert_array_equal(a.tokens, d.tokens)
+    other = sampler.sample(requests(policy, samples=7, seed=1), SamplingParams(40))
+    assert any(a.tokens.tolist() != b.tokens.tolist() for g, h in zip(whole, other) for a, b in zip(g, h))
+    assert len({tuple(c.tokens) for c in whole[0]}) > 1, "samples of one prompt must differ"
+
+
+def test_greedy_is_generate(policy):
+    """Against transformers' own greedy decoding."""
+    asked = requests(policy, samples=1)
+    groups = TransformersSampler(policy).sample(asked, SamplingParams(40, temperature=0.0))
+    for request, (completion,) in zip(asked, groups):
+        theirs = policy.model.generate(
+            torch.tensor([request.prompt]), attention_mask=torch.ones(1, len(request.prompt)), do_sample=False,
+            max_new_tokens=40, eos_token_id=sorted(policy.stop_ids),
+        )  # fmt: skip
+        assert completion.tokens.tolist() == theirs[0, len(request.prompt) :].tolist()
+
+
+def test_choose_inverts_the_distribution_function():
+    # Probabilities 0.1, 0.2, 0, 0.7: the draw falls into [0, .1), [.1, .3), [.3, 1).
+    logits = torch.log(torch.tensor([[0.1, 0.2, 0.0, 0.7]])).expand(5, 4)
+    uniforms = torch.tensor([0.0, 0.0999, 0.15, 0.31, 1 - 2**-24])
+    tokens, logp = choose(logits, uniforms, SamplingParams(1))
+    assert tokens.tolist() == [0, 0, 1, 3, 3]
+    np.testing.assert_allclose(logp.exp(), [0.1, 0.1, 0.2, 0.7, 0.7], rtol=1e-6)
+
+
+def test_choose_frequencies_and_top_k():
+    probabilities = torch.tensor([0.05, 0.5, 0.15, 0.3])
+    n = 20000
+    logits = probabilities.log().expand(n, 4)
+    uniforms = torch.from_numpy(draws((3,), n))
+    tokens, _ = choose(logits, uniforms, SamplingParams(1))
+    np.testing.assert_allclose(np.bincount(tokens, minlength=4) / n, probabilities, atol=0.015)
+    # top_k renormalises what is sampled; the log-probs stay those of the full softmax.
+    tokens, logp = choose(logits, uniforms, SamplingParams(1, top_k=2))
+    np.testing.assert_allclose(np.bincount(tokens, minlength=4) / n, [0, 0.625, 0, 0.375], atol=0.015)
+    np.testing.assert_allclose(logp.exp(), probabilities[tokens], rtol=1e-6)
+    # Temperature 1/2 squares the odds: .0025, .25, .0225, .09 over .365.
+    tokens, logp = choose(logits, uniforms, SamplingParams(1, temperature=0.5))
+    expected = torch.tensor([0.0025, 0.25, 0.0225, 0.09]) / 0.365
+    np.testing.assert_allclose(np.bincount(tokens, minlength=4) / n, expected, atol=0.015)
+    np.testing.assert_allclose(logp.exp(), expected[tokens], rtol=1e-5)
+
+
+def test_ids_beyond_the_tokenizer_are_never_sampled(tiny, policy):
+    prompts = policy.prompts
+    policy = load_policy(str(tiny / "base"))
+    policy.prompts = prompts
+    policy.model.resize_token_embeddings(len(policy.tokenizer) + 35)
+    policy.model.get_input_embeddings().weight.data[len(policy.tokenizer) :] = 100.0
+    groups = TransformersSampler(policy).sample(requests(policy), SamplingParams(20))
+    assert max(c.tokens.max() for g in groups for c in g) < policy.vocab_size

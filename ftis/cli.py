@@ -157,7 +157,10 @@ def _generate(arguments: argparse.Namespace) -> None:
         for role, b in grid.benchmarks(arguments.tier).items()
     }
     _use_threads(grid.resources(arguments.tier, "generate").threads)
-    generate(subjects, tests, folder / "generations.jsonl", config.seed, max_batch=config.rollout.max_batch, facts=facts)
+    generate(
+        subjects, tests, folder / "generations.jsonl", config.seed,
+        max_batch=config.rollout.max_batch, shape=config.reward, facts=facts,
+    )  # fmt: skip
 
 
 def _use_threads(count: int) -> None:

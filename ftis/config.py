@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -56,7 +56,7 @@ class Readings:
     """TIS: no gradient through min(r, C)."""
     clip: Literal["ratio", "literal"] = "ratio"
     """ratio: VIS clips r to 1 +- eps and nothing else is clipped; literal: the formula as printed,
-    clip(x A, 1 - eps, 1 + eps) around every method's term, which kills the gradient for A > 1 + eps."""
+    min(x A, clip(x A, 1 - eps, 1 + eps)) in every method, which kills the gradient for A > 1 + eps."""
     clip_reference: Literal["generation", "iteration_start"] = "generation"
     """generation: nothing bounds a step but the method itself; iteration_start: PPO's clipped ratio
     against the iteration's first policy is added (it matters with several mini-batches)."""
@@ -319,7 +319,3 @@ def recipe(config: RunConfig) -> dict[str, Any]:
 def recipe_hash(config: RunConfig) -> str:
     """12 hex digits over `recipe`."""
     return hashlib.sha256(json.dumps(recipe(config), sort_keys=True).encode()).hexdigest()[:12]
-
-
-def with_name(config: RunConfig, name: str) -> RunConfig:
-    return replace(config, name=name)

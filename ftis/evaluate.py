@@ -7,17 +7,18 @@ a header that pins model, data, prompt and sampling, then one line a completion 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftis.config import Dataset
-from ftis.data import Problem, load_problems, local_file
+from ftis.data import SOURCES, Problem, load_problems, local_file
 from ftis.errors import UserError
 from ftis.progress import Progress
 from ftis.provenance import sha256, versions, write_atomic, write_json
-from ftis.rewards import Verdict, grade_many
+from ftis.rewards import Verdict, grade_many, is_fault
 from ftis.stats import wilson
 
 if TYPE_CHECKING:
@@ -90,9 +91,12 @@ def summary(verdicts: Sequence[Verdict], truncated: Sequence[bool]) -> dict[str,
 
 def generate(
     subjects: Sequence[Subject], tests: dict[str, Test], out: Path, seed: int, device: str = "auto",
-    max_batch: int = 64, facts: dict[str, Any] | None = None,
+    max_batch: int = 64, shape: str = "strict", facts: dict[str, Any] | None = None,
 ) -> None:  # fmt: skip
-    """Write a generations file: one greedy completion a problem, for each model and test."""
+    """Write a generations file: one greedy completion a problem, for each model and test.
+
+    `shape` (key of `ftis.rewards.FORMATS`) is what the format rate will count.
+    """
     from ftis.policy import load_policy
     from ftis.rollout import TransformersSampler
 
@@ -101,6 +105,7 @@ def generate(
         **(facts or {}),
         "seed": seed,
         "temperature": 0.0,
+        "shape": shape,
         "subjects": [vars(s) for s in subjects],
         "tests": {
             role: {
@@ -143,7 +148,7 @@ def score(generations: Path, out: Path) -> dict[str, Any]:
         raise UserError(f"{generations}: no such file; run generate first") from None
     except ValueError as error:
         raise UserError(f"{generations}: not a generations file ({error}); run generate again") from None
-    verdicts = grade_many([(r["text"], r["gold"], r["task"]) for r in rows])
+    verdicts = grade_many([(r["text"], r["gold"], r["task"]) for r in rows], shape=header["shape"])
     nodes = []
     for subject in header["subjects"]:
         tests = {}
@@ -151,10 +156,12 @@ def score(generations: Path, out: Path) -> dict[str, Any]:
             mine = [(r, v) for r, v in zip(rows, verdicts) if (r["node"], r["test"]) == (subject["node"], role)]
             result = summary([v for _, v in mine], [r["finish"] == "length" for r, _ in mine])
             low, high = wilson(sum(v.answer for _, v in mine), len(mine))
-            reasons: dict[str, int] = {}
-            for _, v in mine:
-                reasons[v.reason] = reasons.get(v.reason, 0) + 1
-            tests[role] = {"dataset": test["dataset"], **result, "low": low, "high": high, "reasons": reasons}
+            tests[role] = {
+                "dataset": test["dataset"], **result, "low": low, "high": high,
+                "reasons": dict(Counter(v.reason for _, v in mine)),
+                # Timeouts and dead workers are no wrong answers, though they count as such in the accuracy.
+                "grader_faults": sum(is_fault(v) for _, v in mine),
+            }  # fmt: skip
         nodes.append({k: subject[k] for k in ("node", "name", "label")} | {"benchmarks": tests})
     scores = {
         "run": header.get("run"),
@@ -181,8 +188,6 @@ def run_subjects(folder: Path) -> tuple[list[Subject], dict[str, Any]]:
 
 def _data_facts(data: Dataset) -> dict[str, Any]:
     path = local_file(data)
-    from ftis.data import SOURCES
-
     if path is None:
         return {"hub": SOURCES[data.name].repo, "revision": SOURCES[data.name].revision}
     return {"file": path.name, "sha256": sha256(path)}

@@ -1,8 +1,8 @@
 """Worker processes that compare MATH answers and are killed when they hang.
 
-A signal or a thread can't stop a big-integer power or a binomial in C, so each comparison runs in a process of its
-own kind: started by `sys.executable -c` (never a fork of a parent that holds torch and threads), fed one JSON line
-at a time, killed past its limit, restarted when next needed. The worker limits its own memory, and dies with its
+No signal or thread stops a big-integer power in C, so each comparison runs in a process that can be killed:
+started by `sys.executable -c` (never a fork of a parent that holds torch and threads), fed one JSON line at
+a time, killed past its limit, restarted when next needed. A worker limits its own memory, and dies with its
 parent: stdin ends, and the kernel sends SIGKILL (Linux) even in the middle of a computation.
 """
 
@@ -22,12 +22,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
+from ftis.errors import UserError
+
 MEMORY_BYTES = 2 * 2**30  # of address space of one worker
 START_S = 120.0  # to import sympy, on a loaded machine
 _ROOT = str(Path(__file__).resolve().parent.parent)
 
 
-class WorkerCannotStart(RuntimeError):
+class WorkerCannotStart(UserError):
     """The worker ended or went silent before it was ready: a broken installation, not a wrong answer."""
 
 
@@ -40,7 +42,7 @@ class Outcome:
     seconds: float
 
 
-# --- in the worker ------------------------------------------------------------------------------------------------
+# --- in the worker --------------------------------------------------------------------------------
 
 
 def serve(parent: int) -> None:
@@ -79,7 +81,7 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
-# --- in the parent ------------------------------------------------------------------------------------------------
+# --- in the parent --------------------------------------------------------------------------------
 
 
 class _Worker:
@@ -90,11 +92,18 @@ class _Worker:
         self.ready = False
 
     def start(self) -> None:
-        code = f"import sys; sys.path.insert(0, {_ROOT!r}); from ftis.grading_pool import serve; serve({os.getpid()})"
+        code = (
+            f"import sys; sys.path.append({_ROOT!r}); import ftis.grading_pool as g; g.serve({os.getpid()})"
+        )
         self.ready = False
         self.buffer = b""
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code],
+            [
+                sys.executable,
+                "-P",
+                "-c",
+                code,
+            ],  # -P: a file of the working folder must not pass for a library
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -112,7 +121,10 @@ class _Worker:
         if not data:
             raise EOFError
         self.buffer += data
-        return json.loads(self.buffer) if self.buffer.endswith(b"\n") else None
+        if not self.buffer.endswith(b"\n"):
+            return None
+        message, self.buffer = json.loads(self.buffer), b""
+        return message
 
     def kill(self) -> None:
         process, self.process, self.ready = self.process, None, False
@@ -130,93 +142,113 @@ class Pool:
     def __init__(self, size: int):
         self.size = size
         self.workers = [_Worker() for _ in range(size)]
-        self.idle: queue.LifoQueue[_Worker] = (
-            queue.LifoQueue()
-        )  # last in, first out: the started ones are reused
+        self.idle: queue.LifoQueue[_Worker] = queue.LifoQueue()  # last in, first out: started ones are reused
         for worker in self.workers:
             self.idle.put(worker)
-        # The kernel ties a worker's life to the thread that started it: this one lives as long as the process.
+        # The kernel ties a worker's life to the thread that started it: this one lives as long as the pool.
         self.starts: queue.SimpleQueue = queue.SimpleQueue()
-        threading.Thread(
-            target=_start_workers, args=(self.starts,), name="grading-starter", daemon=True
-        ).start()
+        threading.Thread(target=_start_workers, args=(self.starts,), daemon=True).start()
 
     def run(self, jobs: list[tuple[str, str]], limit_s: float) -> list[Outcome]:
         """An Outcome for each (gold, answer), in order. On any exception this call's workers are killed."""
-        outcomes: list[Outcome | None] = [None] * len(jobs)
-        waiting = deque(range(len(jobs)))
-        active: dict[_Worker, list] = {}  # worker -> [job, since, deadline]
         with selectors.DefaultSelector() as selector:
+            call = _Call(self, jobs, limit_s, selector)
             try:
-                while waiting or active:
-                    while waiting and (worker := self._take(wait=not active)) is not None:
-                        self._begin(worker, waiting.popleft(), jobs, limit_s, active, selector)
-                    self._step(jobs, limit_s, outcomes, active, selector)
+                call.work()
             finally:
-                for worker in active:
+                for worker in call.active:
                     worker.kill()
                     self.idle.put(worker)
-        return outcomes
+        return call.outcomes
 
-    def _take(self, wait: bool) -> _Worker | None:
-        try:
-            return self.idle.get(block=wait)
-        except queue.Empty:
-            return None
-
-    def _begin(self, worker, job, jobs, limit_s, active, selector) -> None:
-        active[worker] = [job, time.monotonic(), time.monotonic() + (limit_s if worker.ready else START_S)]
-        if worker.process is None or worker.process.poll() is not None:
-            worker.kill()
-            self.starts.put((worker, started := Future()))
-            started.result()
-            active[worker][2] = time.monotonic() + START_S
-        selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
-        if worker.ready:
-            worker.send(jobs[job])
-
-    def _step(self, jobs, limit_s, outcomes, active, selector) -> None:
-        """Wait for the next message or deadline, and settle what came."""
-        pause = min(deadline for _, _, deadline in active.values()) - time.monotonic()
-        for key, _ in selector.select(max(0.0, pause)):
-            worker = key.data
-            try:
-                message = worker.receive()
-            except EOFError:
-                if not worker.ready:
-                    raise WorkerCannotStart(
-                        "the grading worker ended while starting: check that math-verify is installed"
-                    ) from None
-                self._settle(worker, (None, "died"), outcomes, active, selector)
-                continue
-            if message is None:
-                continue
-            worker.buffer = b""
-            if message == "ready":
-                worker.ready = True
-                active[worker][1:] = [time.monotonic(), time.monotonic() + limit_s]
-                worker.send(jobs[active[worker][0]])
-            else:
-                self._settle(worker, message, outcomes, active, selector)
-        for worker in [w for w, (_, _, deadline) in active.items() if deadline <= time.monotonic()]:
-            if not worker.ready:
-                raise WorkerCannotStart(f"the grading worker wasn't ready after {START_S:.0f} s")
-            self._settle(worker, (None, "timeout"), outcomes, active, selector)
-
-    def _settle(self, worker, reply, outcomes, active, selector) -> None:
-        job, since, _ = active[worker]
-        outcomes[job] = Outcome(*reply, time.monotonic() - since)
-        selector.unregister(worker.process.stdout)
-        if reply[1] in ("timeout", "died"):
-            worker.kill()
-        del active[worker]
-        self.idle.put(worker)
+    def start(self, worker: _Worker) -> None:
+        """Start a worker from the starter thread."""
+        started = Future()
+        self.starts.put((worker, started))
+        started.result()
 
     def close(self) -> None:
         """Kill all workers. A later `shared_pool` makes a new pool."""
         for worker in self.workers:
             worker.kill()
         self.starts.put(None)
+
+
+@dataclass
+class _Turn:
+    """What a worker is at: the index of its job, since when, and until when it may take."""
+
+    job: int
+    since: float
+    deadline: float
+
+
+class _Call:
+    """One call of `Pool.run`: a single loop that hands out jobs and waits for messages and deadlines."""
+
+    def __init__(self, pool: Pool, jobs: list[tuple[str, str]], limit_s: float, selector):
+        self.pool, self.jobs, self.limit_s, self.selector = pool, jobs, limit_s, selector
+        self.outcomes: list[Outcome | None] = [None] * len(jobs)
+        self.waiting = deque(range(len(jobs)))
+        self.active: dict[_Worker, _Turn] = {}
+
+    def work(self) -> None:
+        while self.waiting or self.active:
+            while self.waiting:
+                try:  # wait for a worker of another thread only if this call has none
+                    worker = self.pool.idle.get(block=not self.active)
+                except queue.Empty:
+                    break
+                self.begin(worker, self.waiting.popleft())
+            pause = min(turn.deadline for turn in self.active.values()) - time.monotonic()
+            for key, _ in self.selector.select(max(0.0, pause)):
+                self.listen(key.data)
+            for worker in [w for w, turn in self.active.items() if turn.deadline <= time.monotonic()]:
+                if not worker.ready:
+                    raise WorkerCannotStart(
+                        f"the grading worker wasn't ready in {START_S:.0f} s: free some cores"
+                    )
+                self.settle(worker, (None, "timeout"))
+
+    def begin(self, worker: _Worker, job: int) -> None:
+        """Give the job to the worker, or start the worker: it gets the job once it says that it is ready."""
+        self.active[worker] = _Turn(job, time.monotonic(), time.monotonic() + START_S)
+        if worker.process is None or worker.process.poll() is not None:
+            worker.kill()
+            self.pool.start(worker)
+        self.selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
+        if worker.ready:
+            self.ask(worker)
+
+    def ask(self, worker: _Worker) -> None:
+        turn = self.active[worker]
+        turn.since, turn.deadline = time.monotonic(), time.monotonic() + self.limit_s
+        worker.send(self.jobs[turn.job])
+
+    def listen(self, worker: _Worker) -> None:
+        try:
+            message = worker.receive()
+        except EOFError:
+            if not worker.ready:
+                raise WorkerCannotStart(
+                    "the grading worker ended while starting: check that math-verify is installed"
+                ) from None
+            message = (None, "died")
+        if message == "ready":
+            worker.ready = True
+            self.ask(worker)
+        elif message is not None:
+            self.settle(worker, message)
+
+    def settle(self, worker: _Worker, reply: tuple[bool | None, str]) -> None:
+        """Note the outcome and free the worker; one that hangs or has died is killed."""
+        turn = self.active[worker]
+        self.outcomes[turn.job] = Outcome(*reply, time.monotonic() - turn.since)
+        self.selector.unregister(worker.process.stdout)
+        if reply[1] in ("timeout", "died"):
+            worker.kill()
+        del self.active[worker]
+        self.pool.idle.put(worker)
 
 
 def _start_workers(starts: queue.SimpleQueue) -> None:

@@ -362,13 +362,18 @@ def _node(tier: str, role: str, seed: int) -> dict[str, Any]:
     model = table.models[role]
     source = table.models[model.of] if model.of else model
     if source.tiny is not None:
-        where = f"results/{tier}/models/{model.of or role}-s{seed}"
+        # How it is made belongs to the recipe, so that a new warm start never goes on from an old checkpoint.
+        where, revision = (
+            f"results/{tier}/models/{model.of or role}-s{seed}",
+            made_hash(tier, model.of or role),
+        )
     else:
         where = local_models().get(source.model, source.model)
+        revision = source.revision if where == source.model else None
     return {
         "name": role,
         "model": where,
-        "revision": source.revision if where == source.model else None,
+        "revision": revision,
         "label": model.label,
         "lora": model.lora,
         "learning_rate": table.learning_rate.lora if model.lora else table.learning_rate.full,
@@ -427,6 +432,12 @@ def made_data(tier: str) -> DataSettings:
         made = [name for name in tiers() if load_tier(name).data]
         raise UserError(f"tier {tier} makes no problems, it uses real ones; tiers that do: {', '.join(made)}")
     return data
+
+
+@cache
+def made_hash(tier: str, role: str) -> str:
+    """What decides a made model besides its seed; it stands where a hub model has its commit."""
+    return settings_hash(made_model(tier, role), made_data(tier))
 
 
 def reads(artefact: str) -> str:

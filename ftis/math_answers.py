@@ -1,13 +1,14 @@
-r"""Are two MATH answers the same? Structure is compared by our own rules, single expressions by algebra.
+r"""Are two MATH answers the same? Structure is compared by rules of our own, single expressions by algebra.
 
-An answer is read into a small tree: number, expression, text, tuple or interval, set, list, union, matrix,
-equation. Two answers are equal when their trees are: same kind, same brackets, same parts (in order for tuples
-and matrices, in any order for sets, lists and unions). Only an expression that isn't a plain number needs algebra;
-it goes, alone, to math-verify's LaTeX parser, and the two values are then compared to 60 digits.
+An answer is read into a small tree: number, expression, tuple or interval, set, list, union, matrix,
+equation. Two answers are equal when their trees are: same kind, same brackets, same parts (in order for
+tuples and matrices, in any order for sets, lists and unions). Only an expression that isn't a plain number
+needs algebra; it goes, alone, to math-verify's LaTeX parser, and the two values are then compared to 40
+digits or more.
 
-Why not `math_verify.verify` on the whole text: it rounds decimals to 6 places, drops units and subscripts, merges
-boxes, reads 50, 50% and 0.5 as one number, and calls 3x+4y=1 and 3x+5y=1 equal. A wrong accept is worse here than
-a wrong reject, so whatever this file can't read counts only if it is the same string.
+Why not `math_verify.verify` on the whole text: it rounds decimals to 6 places, drops units and subscripts,
+merges boxes, reads 50, 50% and 0.5 as one number, and calls 3x+4y=1 and 3x+5y=1 equal. A wrong accept is
+worse here than a wrong reject, so whatever this file can't read counts only if it is the same string.
 """
 
 import itertools
@@ -26,10 +27,10 @@ class NeedsAlgebra(Exception):
 
 
 class Unreadable(Exception):
-    """The answer is no answer by the rules here (hedged, contradictory, too long). The text is the reason code."""
+    """No answer by the rules here (hedged, contradictory, too long). The text is the reason code."""
 
 
-# --- cleaning -----------------------------------------------------------------------------------------------------
+# --- cleaning -------------------------------------------------------------------------------------
 
 
 def _table(lines: str) -> dict[str, str]:
@@ -38,7 +39,10 @@ def _table(lines: str) -> dict[str, str]:
     return {key.strip(): name for name, _, keys in rows for key in [name, *keys.split(",")] if key.strip()}
 
 
-_SYMBOLS = r"× \times · \cdot ⋅ \cdot ÷ \div ° ^\circ π \pi ∞ \infty ∪ \cup ∈ \in ± \pm ≤ \le ≥ \ge ≠ \ne √ \sqrt θ \theta"
+_SYMBOLS = (
+    r"× \times · \cdot ⋅ \cdot ÷ \div ° ^\circ π \pi ∞ \infty ∪ \cup ∈ \in ± \pm "
+    r"≤ \le ≥ \ge ≠ \ne √ \sqrt θ \theta"
+)
 _PAIRS = _SYMBOLS.split()
 _CHARS = str.maketrans(
     dict(zip(_PAIRS[::2], (command + " " for command in _PAIRS[1::2]), strict=True))
@@ -64,29 +68,36 @@ _COMMANDS = _table(r"""\frac: dfrac, tfrac, cfrac
 |: vert, mid
 ^\circ: degree, degrees
  : left, right, quad, qquad, displaystyle, limits, rm, bf, it, big, Big, bigg, bigl, bigr, Bigl, Bigr""")
+_PLAIN_MATHS = [  # sqrt(2), pi, a matrix written as an array
+    (re.compile(r"(?:\\|(?<![a-zA-Z\\]))sqrt\s*\(([^()]*)\)"), r"\\sqrt{\1}"),
+    (re.compile(r"(?<![a-zA-Z\\])pi(?![a-zA-Z])"), r"\\pi "),
+    (re.compile(r"[(\[]\s*\\begin\{array\}\{[lcr| ]*\}"), r"\\begin{pmatrix}"),
+    (re.compile(r"\\end\{array\}\s*[)\]]"), r"\\end{pmatrix}"),
+]
 NUMBER_WORDS = (
-    "zero|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|thirteen|fourteen|fifteen|sixteen|seventeen|"
-    "eighteen|nineteen|twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety|half|halves|thirds|fourths|fifths|tenths|"
-    "hundredths|thousandths"
+    "zero|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|thirteen|fourteen|fifteen|"
+    "sixteen|seventeen|eighteen|nineteen|twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety|half|"
+    "halves|thirds|fourths|fifths|tenths|hundredths|thousandths"
 )
 _HEDGE = re.compile(
-    rf"\b(?:{NUMBER_WORDS}|squared|cubed|factorial|plus|minus|times|or|nor|and|not|never|cannot|no|maybe|perhaps|"
-    r"possibly|unless|except|either|neither|if|than|least|most|between)\b|n't|\?",
+    rf"\b(?:{NUMBER_WORDS}|squared|cubed|factorial|plus|minus|times|or|nor|and|not|never|cannot|no|maybe|"
+    r"perhaps|possibly|unless|except|either|neither|if|than|least|most|between)\b|n't|\?",
     re.IGNORECASE,
 )
 _JOIN = re.compile(r"[\s,;.]*(?:and|or)?[\s,;.]*")
 _WORDS = re.compile(r"[A-Za-z ,.:;'\"()\-]*")
 _LEAD_IN = re.compile(
-    r"(?:[A-Za-z' ,]*\b(?:is|are|equals|be)\b|(?:the |final |my )*(?:answer|result))\s*:?\s+(?=\S)|answer\s*:\s*",
+    r"(?:[A-Za-z' ,]*\b(?:is|are|equals|be)\b|(?:the |final |my )*(?:answer|result))\s*:?\s+(?=\S)"
+    r"|answer\s*:\s*",
     re.IGNORECASE,
 )
 
 
 def clean(text: str) -> str:
-    r"""`text` without what changes nothing: `$` signs, spacing commands, sizes, font commands, a trailing dot.
+    r"""`text` without what changes nothing: `$` signs, spacing, sizes, font commands, a trailing dot.
 
-    One maths segment among words ("The value is $\frac12$.") is taken alone. Raises Unreadable for text that is too
-    long, too deep, or hedged in words around the maths.
+    One maths segment among words ("The value is $\frac12$.") is taken alone. Raises Unreadable for text
+    that is too long, too deep, or hedged in words around the maths.
     """
     if len(text) > MAX_CHARS:
         raise Unreadable("too_long")
@@ -116,6 +127,8 @@ def clean(text: str) -> str:
     text = re.sub(r"\\([a-zA-Z]+)", lambda m: _COMMANDS[m[1]] + " " if m[1] in _COMMANDS else m[0], text)
     text = re.sub(r"\^\s*\{\s*\\circ\s*\}", r"^\\circ ", re.sub(r"\\text\s*\{(\d+)\}", r"\1", text))
     text = re.sub(r"\\text\s+\{", r"\\text{", text)
+    for pattern, new in _PLAIN_MATHS:
+        text = pattern.sub(new, text)
     text = re.sub(r" +", " ", text).replace("\x01", "\\\\")
     while True:
         short = _unwrap(text.strip().rstrip(".,;: \\"))
@@ -174,7 +187,7 @@ def squeeze(text: str) -> str:
     return text.removeprefix("+")
 
 
-# --- units --------------------------------------------------------------------------------------------------------
+# --- units ----------------------------------------------------------------------------------------
 
 # name: other spellings. A trailing s is dropped before the look-up.
 _UNITS = _table("""dollar: $, usd, buck
@@ -204,13 +217,14 @@ ml: milliliter, millilitre""") | {
 SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _UNIT_NAMES = frozenset(_UNITS.values())
 _TAIL = re.compile(  # one piece of a unit at the end of an answer
-    r"\s*(?:\\text\{([^{}\\\d]*)\}|(\^\\circ\s*[CF]?(?![a-zA-Z]))|(\\?[%$]|¢)|(?<![\\a-zA-Z])([A-Za-z][A-Za-z. /]*[A-Za-z.]))"
+    r"\s*(?:\\text\{([^{}\\\d]*)\}|(\^\\circ\s*[CF]?(?![a-zA-Z]))|(\\?[%$]|¢)"
+    r"|(?<![\\a-zA-Z])([A-Za-z][A-Za-z. /]*[A-Za-z.]))"
     r"(\^\s*\{?\s*\d\s*\}?)?$"
 )
 
 
 def _unit_name(words: str) -> str:
-    """Plain name of a unit: `square centimeters` -> `cm^2`; unknown words stay, in lower case and singular."""
+    """Plain name of a unit: `square centimeters` -> `cm^2`; unknown words stay, lower case, singular."""
     words = " ".join(re.sub(r"[.\\\\]", "", words.lower()).split())
     power = ""
     if match := re.match(r"(square|sq|cubic|cu) (?=\w)", words):
@@ -237,7 +251,7 @@ def split_unit(text: str) -> tuple[str, str, int]:
             name = f"degree {degrees[6:].strip().lower()}".strip()
         else:
             name = _unit_name(words if words is not None else sign or bare)
-        if words is not None and (_HEDGE.search(words) or not re.fullmatch(r"[A-Za-z .,/'()\-¢°:]*", words)):
+        if words and (_HEDGE.search(words) or not re.fullmatch(r"[A-Za-z .,/'()\-¢°:]*", words)):
             break
         known = name in SCALES or name in _UNIT_NAMES or name.endswith(("^2", "^3"))
         if bare is not None and (not known or len(bare) < 2):
@@ -250,7 +264,7 @@ def split_unit(text: str) -> tuple[str, str, int]:
     return text.strip(), " ".join(reversed(units)), scale
 
 
-# --- the tree -----------------------------------------------------------------------------------------------------
+# --- the tree -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -273,12 +287,13 @@ _FRACTION = re.compile(
     rf"([+-]?)(?:\\frac\{{([+-]?{_DECIMAL})\}}\{{([+-]?{_DECIMAL})\}}|({_DECIMAL})/({_DECIMAL}))"
 )
 _MIXED = re.compile(r"([+-]?)(\d+)(?:\\frac\{(\d+)\}\{(\d+)\}| (\d+)/(\d+))")
+_REPEATING = re.compile(r"([+-]?)(\d*)\.(\d*)\\(?:overline|bar)\{?(\d+)\}?")
 _SCIENTIFIC = re.compile(rf"([+-]?{_DECIMAL})(?:\\times|\\cdot|\*)10\^(?:\{{([+-]?\d{{1,3}})\}}|(\d))")
 
 
 @lru_cache(maxsize=4096)
 def plain_number(text: str) -> Fraction | None:
-    r"""The exact value of an integer, decimal, fraction, mixed or scientific number; None for all else.
+    r"""The exact value of an integer, (repeating) decimal, fraction, mixed or scientific number, else None.
 
     Thousands commas are read where all groups are of three digits: `58,500`, not `5,85`.
     """
@@ -292,6 +307,9 @@ def plain_number(text: str) -> Fraction | None:
     if m := _MIXED.fullmatch(text):
         top, bottom = int(m[3] or m[5]), int(m[4] or m[6])
         return (-1 if m[1] == "-" else 1) * (int(m[2]) + Fraction(top, bottom)) if top < bottom else None
+    if m := _REPEATING.fullmatch(text):
+        once, whole = int((m[2] + m[3]) or 0), int(m[2] + m[3] + m[4])
+        return (-1 if m[1] == "-" else 1) * Fraction(whole - once, 10 ** len(m[3]) * (10 ** len(m[4]) - 1))
     if m := _SCIENTIFIC.fullmatch(text):
         return Fraction(m[1]) * Fraction(10) ** int(m[2] or m[3])
     return None
@@ -306,7 +324,7 @@ _COMMA = re.compile(r",|;|\\text\{\s*,?\s*(?:or|and)\s*\}|(?<![a-zA-Z\\])(?:or|a
 _CUP = re.compile(r"\\cup(?![a-zA-Z])")
 _IN = re.compile(r"\\in(?![a-zA-Z])")
 _EQUALS = re.compile(r"(?<![<>!:])=")
-_ORDER = re.compile(r"\\le |\\ge |<=|>=|<|>")
+_ORDER = re.compile(r"\\[lg]e(?![a-zA-Z])|<=|>=|<|>")
 _MATRIX = re.compile(r"\\begin\{([pbvBV]?)matrix\}(.*)\\end\{\1matrix\}", re.DOTALL)
 _NAME = re.compile(
     rf"(?:\\(?:angle|triangle|overline|vec|hat|text|Delta|sin|cos|tan|{_GREEK})(?![a-zA-Z])"
@@ -402,7 +420,7 @@ def _equation(sides: list[str], depth: int) -> Node:
 
 
 def _inequality(text: str, depth: int) -> Node:
-    r"""`a < x \le b`, `x > a` as the interval that they mean; a form without one lone variable stays a string."""
+    r"""`a < x \le b`, `x > a` as the interval meant; a form without one lone variable stays a string."""
     signs = _ORDER.findall(text)
     sides = [side.strip() for side in _split(text, _ORDER)]
     opaque = Node("opaque", squeeze(text))
@@ -413,7 +431,7 @@ def _inequality(text: str, depth: int) -> Node:
         return opaque
     if down[0]:
         sides, signs = sides[::-1], signs[::-1]
-    closed = ["=" in sign or "e " in sign for sign in signs]
+    closed = ["=" in sign or "e" in sign for sign in signs]
     single = [bool(re.fullmatch(r"[a-zA-Z]|\\theta", side)) for side in sides]
     if len(sides) == 3 and single == [False, True, False]:
         low, high, brackets = sides[0], sides[2], "[("[not closed[0]] + "])"[not closed[1]]
@@ -426,7 +444,7 @@ def _inequality(text: str, depth: int) -> Node:
     return Node("seq", brackets, (parse(low, depth + 1), parse(high, depth + 1)))
 
 
-# --- comparing ----------------------------------------------------------------------------------------------------
+# --- comparing ------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=4096)
@@ -442,8 +460,8 @@ _LETTERS = frozenset("abcdfghjklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 def compare(gold: str, answer: str, algebra=None) -> tuple[bool, str]:
     """(equal, reason code) of two MATH answers.
 
-    algebra(a, b, kind) decides two expressions ("value") or two equations given as lhs-rhs ("line"); without it
-    NeedsAlgebra is raised where the cheap rules don't decide.
+    algebra(a, b, kind) decides two expressions ("value") or two equations given as lhs-rhs ("line");
+    without it NeedsAlgebra is raised where the cheap rules don't decide.
     """
     try:
         gold = clean(gold)
@@ -463,14 +481,14 @@ def compare(gold: str, answer: str, algebra=None) -> tuple[bool, str]:
 
 
 def _text(gold: str) -> str | None:
-    """The words of a gold that is text: a choice letter in brackets or a word of two letters or more; else None."""
+    """The gold if it is text, so a bracketed choice letter or a word of two letters or more; else None."""
     if re.fullmatch(r"\(?[A-Z]\)", gold) or re.fullmatch(r"[A-Za-z][a-z]+(?:[ -][A-Za-z]+)*", gold):
         return gold
     return None
 
 
 def _same_words(gold: str, answer: str) -> bool:
-    """Names and words: case and an article don't matter; a choice letter keeps its case and may lose its brackets."""
+    """Words: case and an article don't matter; a choice letter keeps its case and may lose its brackets."""
     plain = re.sub(r"\\text\{([^{}]*)\}", r"\1", answer).strip(" .\"'")
     if gold.endswith(")"):
         return plain.strip("()").strip() == gold.strip("()")
@@ -515,6 +533,8 @@ def _same_value(gold: Node, answer: Node, algebra) -> bool:
         return True
     if "opaque" in (gold.kind, answer.kind) or gold.kind == answer.kind == "number":
         return False
+    if gold.unit and answer.kind == "atom" and _UNITS.get(answer.value[-1:]) == gold.unit:
+        return plain_number(answer.value[:-1]) == gold.value  # a bare `3 m` for 3\text{ m}
     sides = [_latex(node) for node in (gold, answer)]
     if not all(readable(side) for side in sides) or letters(sides[0]) != letters(sides[1]):
         return False
@@ -550,11 +570,11 @@ _READABLE = re.compile(
 
 
 def readable(atom: str) -> bool:
-    """Whether every token is one that the LaTeX parser is known to read as written (it drops what it doesn't know)."""
+    """Whether the LaTeX parser is known to read every token as written (it drops what it doesn't know)."""
     return _READABLE.fullmatch(atom) is not None and not re.search(r"\.\d*\.", atom)
 
 
-# --- algebra (in a worker only) -----------------------------------------------------------------------------------
+# --- algebra (in a worker only) -------------------------------------------------------------------
 
 
 @lru_cache(maxsize=2048)
@@ -573,10 +593,10 @@ def _expression(latex: str):
 
 
 def sympy_algebra(gold: str, answer: str, kind: str) -> bool:
-    """Whether two expressions agree to 40 of 60 digits at every point tried ("line": whether their ratio is constant).
+    """Whether two expressions agree to 40 digits or more at every point ("line": their ratio is constant).
 
-    Points are fixed rationals of both signs, so a verdict never depends on a draw. Raises Unreadable for an answer
-    that the parser refuses, and what the parser raises for such a gold.
+    Points are fixed rationals of both signs, so a verdict never depends on a draw. Raises Unreadable for an
+    answer that the parser refuses, and what the parser raises for such a gold.
     """
     import sympy
 
@@ -600,20 +620,20 @@ def sympy_algebra(gold: str, answer: str, kind: str) -> bool:
             }
             for k in range(4)
         ]
-    pairs = [(sympy.N(a.subs(p), 60), sympy.N(b.subs(p), 60)) for p in points]
+    # a long decimal is not the irrational number that it rounds
+    digits = 60 + max(map(len, re.findall(r"\d+", gold + " " + answer)), default=0)
+    pairs = [(sympy.N(a.subs(p), digits), sympy.N(b.subs(p), digits)) for p in points]
     pairs = [pair for pair in pairs if all(value.is_number and value.is_finite for value in pair)]
     if len(pairs) < min(2, len(points)):
         return False
+
+    def close(x, y) -> bool:
+        return bool(abs(x - y) <= sympy.Float(10, digits) ** (20 - digits) * max(1, abs(x)))
+
     if kind == "line":
         ratios = [x / y for x, y in pairs if y != 0]
-        return len(ratios) >= 2 and ratios[0] != 0 and all(_close(ratios[0], ratio) for ratio in ratios)
-    return all(_close(x, y) for x, y in pairs)
-
-
-def _close(x, y) -> bool:
-    import sympy
-
-    return bool(abs(sympy.N(x - y, 60)) <= sympy.Float("1e-40") * max(1, abs(x)))
+        return len(ratios) >= 2 and ratios[0] != 0 and all(close(ratios[0], ratio) for ratio in ratios)
+    return all(close(x, y) for x, y in pairs)
 
 
 def warm_up() -> None:

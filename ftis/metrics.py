@@ -74,7 +74,7 @@ def update_metrics(
 ) -> dict[str, Any]:
     """Statistics over an iteration's micro-batches, split by origin (own, foreign).
 
-    `collected` holds each micro-batch's rows, logp, logp_gen, mask, entropy and the filter's outcome.
+    The loss is the mean over all completions that were trained on, filtered ones as 0. `collected` holds each micro-batch's rows, logp, logp_gen, mask, entropy and the filter's outcome.
     Log-ratios are those at the moment of a sample's own update. The sampler-trainer mismatch is over own
     samples of the first mini-batch, before any weight has moved.
     """
@@ -105,10 +105,10 @@ def update_metrics(
     }
     present = {who: part for who, part in joined.items() if len(part["filtered"])}
     everything = np.concatenate([part["filtered"] for part in joined.values()])
-    log_ratio = torch.cat(mismatch).double()
+    entropies, log_ratio = torch.cat(entropy), torch.cat(mismatch).double()
     return {
-        "loss": sum(c["loss"] for c in collected) / max(1, len(everything)),
-        "entropy": float(torch.cat(entropy).mean()),
+        "loss": sum(c["loss"] for c in collected) / len(everything),
+        "entropy": float(entropies.mean()) if len(entropies) else None,
         "filtered": {"all": float(everything.mean())}
         | {who: float(part["filtered"].mean()) for who, part in present.items()},
         "filter_causes": {
@@ -127,7 +127,9 @@ def update_metrics(
         "mismatch": {
             "k3": float((torch.exp(log_ratio) - log_ratio - 1).mean()),
             "max": float(log_ratio.abs().max()),
-        },
+        }
+        if len(log_ratio)
+        else None,
     }
 
 
@@ -136,6 +138,7 @@ def weight_statistics(log_ratio: np.ndarray, cap: float) -> dict[str, float]:
     sample size of min(r, C) as a share of the tokens, (sum w)^2 / (n sum w^2) (Kong 1992)."""
     ratio = np.exp(np.minimum(log_ratio, MAX_LOG_RATIO).astype(np.float64))
     weight = np.minimum(ratio, cap)
+    weight /= weight.max() or 1.0  # squares of tiny weights would underflow
     return {
         "mean": float(ratio.mean()),
         "max": float(ratio.max()),

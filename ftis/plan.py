@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ftis import grid
 from ftis.config import RunConfig
-from ftis.swarm import assignment
+from ftis.swarm import BYTES_A_COMPLETION, BYTES_A_MESSAGE, BYTES_A_TOKEN, assignment
 
 
 def completion_count(config: RunConfig, node: int) -> int:
@@ -16,12 +16,12 @@ def completion_count(config: RunConfig, node: int) -> int:
 
 
 def most_bytes(config: RunConfig) -> int:
-    """Upper bound on what the swarm sends over a whole run: every completion at its full length, 8 bytes
-    a token and 17 a completion, to every other node."""
+    """Upper bound on what the swarm sends over a whole run: every completion at its full length, to every
+    other node."""
     peers = len(config.nodes) - 1
     completions = sum(completion_count(config, k) for k in range(len(config.nodes)))
-    each = 17 + 8 * config.rollout.max_new_tokens
-    return config.iterations * peers * (completions * each + 36 * len(config.nodes))
+    each = BYTES_A_COMPLETION + BYTES_A_TOKEN * config.rollout.max_new_tokens
+    return config.iterations * peers * (completions * each + BYTES_A_MESSAGE * len(config.nodes))
 
 
 def plan(tier: str, runs: Sequence[grid.Run]) -> str:

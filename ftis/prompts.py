@@ -56,6 +56,8 @@ PROMPTS: dict[str, Callable[[str], str]] = {
     "chat-v1": _chat,
     # The same with worked examples as earlier turns, for models that don't know the format.
     "chat-fewshot-v1": lambda question: _chat(question, EXAMPLES),
+    # And with the opening tag written for the model: goes with the reward "open", which adds it back.
+    "chat-fewshot-think-v1": lambda question: _chat(question, EXAMPLES) + "<think>",
 }
 
 

@@ -1,11 +1,12 @@
 r"""Verdicts on completions: is the answer right, is the format right, and the binary reward.
 
-Three things are kept apart. `answer`: the last complete `<answer>` tag, or else the last complete `\boxed{}`, holds
-the gold answer. `format`: the completion has the asked shape (FORMATS). `reward`: both. Reporting only the reward
-makes a model look worse than it is: base models know far more answers than they can format.
+Three things are kept apart. `answer`: the last complete `<answer>` tag, or else the last complete
+`\boxed{}`, holds the gold answer. `format`: the completion has the asked shape (FORMATS). `reward`: both.
+The reward alone makes a model look worse than it is: base models know far more answers than they can
+format.
 
-GSM8K answers are compared here, as exact numbers. MATH answers go through `math_answers`, whose algebra runs in
-workers that can be killed (`grading_pool`). Nothing here imports torch.
+GSM8K answers are compared here, as exact numbers. MATH answers go through `math_answers`, whose algebra
+runs in workers that can be killed (`grading_pool`). Nothing here imports torch.
 """
 
 import itertools
@@ -39,7 +40,7 @@ class Verdict:
     seconds: float
 
 
-# --- extraction ---------------------------------------------------------------------------------------------------
+# --- extraction -----------------------------------------------------------------------------------
 
 _TAG = re.compile(r"</?answer>")
 _BOX_TOKEN = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s{0,9}(\{)?|\\.|[{}]", re.DOTALL)
@@ -58,7 +59,7 @@ def last_tag(completion: str) -> str | None:
 
 
 def last_box(completion: str) -> str | None:
-    r"""The text of the `\boxed{}` (or `\fbox{}`) that closes last, with braces matched; None if none is complete.
+    r"""The text of the `\boxed{}` (or `\fbox{}`) that closes last, braces matched; None if none is complete.
 
     `\boxed 5` counts when something follows the number, so that a cut one doesn't.
     """
@@ -79,7 +80,7 @@ def last_box(completion: str) -> str | None:
 
 
 def extract(completion: str) -> tuple[str | None, str]:
-    """(text of the answer, "") or (None, reason): a complete tag goes before a box; nothing else is looked at."""
+    """(text of the answer, "") or (None, reason): a complete tag goes before a box; nothing else counts."""
     content = last_tag(completion) if "</answer>" in completion else None
     if content is None and ("\\boxed" in completion or "\\fbox" in completion):
         content = last_box(completion)
@@ -95,7 +96,7 @@ def extract(completion: str) -> tuple[str | None, str]:
     return (content, "") if content else (None, "empty")
 
 
-# --- format -------------------------------------------------------------------------------------------------------
+# --- format ---------------------------------------------------------------------------------------
 
 
 def _once_in_order(completion: str, *marks: str) -> bool:
@@ -126,7 +127,7 @@ FORMATS: dict[str, Callable[[str], bool]] = {
 }
 
 
-# --- GSM8K: one exact number --------------------------------------------------------------------------------------
+# --- GSM8K: one exact number ----------------------------------------------------------------------
 
 _PLAIN = re.compile(r"\$?(-?(?:\d{1,18}|[1-9]\d{0,2}(?:,\d{3}){1,5}))(?:\.0{0,4})?")
 _CHARS = str.maketrans(
@@ -167,27 +168,30 @@ _BEFORE = re.compile(r"(?:[A-Za-z'\",.:()°\[\] ]|\n|(?<=[A-Za-z])-(?=[A-Za-z]))
 _AFTER = re.compile(
     r"(?P<scale>[kK](?![\w])|[ -]?(?:hundred|thousand|million|billion|trillion)s?(?![a-z]))?"
     r"(?![XYZNxyzn](?![A-Za-z]))(?![MB](?![A-Za-z]))"
-    r" *[%¢°$£€¥₹]?(?:[A-Za-z'\",.:;()°%¢$\[\] ]|\n|(?<=[A-Za-z\d$%])(?:-(?=[A-Za-z]{2})|/(?=[A-Za-z])))*"
+    r" *[%¢°$£€¥₹]?(?:[A-Za-z'\",.:;()°%¢$\[\] ]|\n"
+    r"|(?<=[A-Za-z\d$%])(?:-(?=[A-Za-z]{2})|/(?=[A-Za-z])))*"
 )
 _SPOILER = re.compile(  # what makes one number no answer: alternatives, denials, bounds, further numbers
     rf"\b(?:or|nor|not|never|cannot|either|neither|maybe|perhaps|possibly|unless|between|unknown|"
     rf"{math_answers.NUMBER_WORDS})\b|n't\b|\band (?:a|one) |[<>≤≥≠!?^_]"
-    r"|\b(?:than|at least|at most|up to|over|under|above|below|nearly|almost) [$£€]?\d",
+    r"|\b(?:than|at least|at most|up to|over|under|above|below|nearly|almost) [$£€]?\d"
+    r"|\d (?:squared|cubed|factorial)\b",
     re.IGNORECASE,
 )
 _SCALE = {"k": 1000, **math_answers.SCALES}
 _JOINTS = re.compile(r"[,;\n](?!\d{3}(?!\d))|\b(?:and|so|then)\b")
-_BARE = re.compile(r"\s*-?[$£€]?\s*([\d.,]*\d)\s*%?\s*")
+_BARE = re.compile(r"\s*(-?)\s*[$£€]?\s*(\d[\d,]*(?:\.\d+)?)\s*%?\s*")
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=8192)
 def read_number(text: str) -> tuple[Fraction | int | None, str]:
     r"""(the one number that an answer states, "") or (None, reason).
 
-    Reads a sign, a currency, thousands commas, decimals, a percent sign (dropped, as GSM8K's golds drop it), unit
-    words, a phrase around the number, the end of an equation chain, and a fraction in lowest terms. Two numbers, an
-    unevaluated operation, a bound ("at least 18"), a denial or an alternative state none. Examples:
-    "$1,234.50" -> 1234.5; "9+9=18" -> 18; "18 eggs per day" -> 18; "9+9", "18 or 20", "1,23" -> none.
+    Reads a sign, a currency, thousands commas, decimals, a percent sign (dropped, as GSM8K's golds drop
+    it), unit words, a phrase around the number, the end of an equation chain, and a fraction in lowest
+    terms. Two numbers, an unevaluated operation, a bound ("at least 18"), a denial or an alternative state
+    none. Examples: "$1,234.50" -> 1234.5; "9+9=18" -> 18; "18 eggs per day" -> 18; "9+9", "18 or 20",
+    "1,23" -> none.
     """
     plain = _PLAIN.fullmatch(text)
     if plain:
@@ -202,12 +206,15 @@ def read_number(text: str) -> tuple[Fraction | int | None, str]:
     sides[-1] = _UNIT_POWER.sub("", sides[-1])
     if any(_SPOILER.search(side) for side in sides):
         return None, "hedged"
-    if any(_JOINTS.search(side) for side in sides[1:-1]):
+    if any(_JOINTS.search(side) or not side.strip() for side in sides[1:-1]):
         return None, "hedged"
-    bare = [_BARE.fullmatch(side) for side in sides]
-    for left, right in itertools.pairwise(bare):
-        if left and right and left[1].replace(",", "") != right[1].replace(",", ""):
-            return None, "contradiction"
+    bare = [
+        match and Fraction((match[1] + match[2]).replace(",", "")) for match in map(_BARE.fullmatch, sides)
+    ]
+    if any(
+        left is not None and right is not None and left != right for left, right in itertools.pairwise(bare)
+    ):
+        return None, "contradiction"
     return _one_number(sides[-1].strip())
 
 
@@ -248,7 +255,7 @@ def _gold_number(gold: str) -> Fraction | int:
     return value
 
 
-# --- grading ------------------------------------------------------------------------------------------------------
+# --- grading --------------------------------------------------------------------------------------
 
 NUMERIC = ("gsm8k", "tiny")
 TASKS = (*NUMERIC, "math500")
@@ -267,17 +274,18 @@ def grade_many(
 ) -> list[Verdict]:
     """Verdicts on (completion, gold, task), in order.
 
-    shape: key of FORMATS; decides `format` and so `reward`, never `answer`. limit_s: seconds before a worker that
-    compares one pair is killed. workers: processes, default one a core; none is started unless a pair needs algebra.
-    Raises UserError for an unknown task or shape, ValueError for a gold that is empty or, in GSM8K, no number.
+    shape: key of FORMATS; decides `format` and so `reward`, never `answer`. limit_s: seconds before a
+    worker that compares one pair is killed. workers: processes, default one a core, at most 8; none is
+    started unless a pair needs algebra. Raises UserError for an unknown task or shape, ValueError for a
+    gold that is empty or, in GSM8K, no number, and grading_pool.WorkerCannotStart where math-verify is
+    missing.
     """
     if shape not in FORMATS:
         raise unknown("format", shape, FORMATS)
     right_format = FORMATS[shape]
     verdicts: list[Verdict] = []
-    pending: dict[
-        tuple[str, str], list[int]
-    ] = {}  # (gold, answer) -> where it is asked: a group repeats itself
+    # (gold, answer) -> where it is asked: the completions of a group repeat each other
+    pending: dict[tuple[str, str], list[int]] = {}
     for completion, gold, task in items:
         since = time.perf_counter()
         formatted = right_format(completion)
@@ -316,18 +324,19 @@ def grade_many(
 
 
 def is_fault(verdict: Verdict) -> bool:
-    """Whether the grader gave no verdict (timeout, died, error: ...): count these apart from wrong answers."""
+    """Whether the grader gave no verdict (timeout, died, error: ...): count these apart from wrong ones."""
     return verdict.reason.partition(":")[0] in FAULTS
 
 
-# --- ftis grade ---------------------------------------------------------------------------------------------------
+# --- ftis grade -----------------------------------------------------------------------------------
 
 
 def grade_file(path: str, out=None, shape: str = "strict", limit_s: float = 5.0, batch: int = 256) -> int:
-    """Grade the JSON lines of `path` ("-": stdin) to `out` (default stdout), one object a line; the number graded.
+    """Grade the JSON lines of `path` ("-": stdin) to `out` (default stdout); returns how many.
 
-    In: `task`, `gold`, `completion`, optional `id`. Out: `id`, `correct`, `format`, `reward`, `answer`, `reason`,
-    `seconds`. Raises UserError naming the first invalid line; the lines before it have been written by then.
+    In: `task`, `gold`, `completion`, optional `id`. Out: `id`, `correct`, `format`, `reward`, `answer`,
+    `reason`, `seconds`. Raises UserError naming the first invalid line; the lines before it have been
+    written by then.
     """
     out = out or sys.stdout
     try:
@@ -341,15 +350,16 @@ def grade_file(path: str, out=None, shape: str = "strict", limit_s: float = 5.0,
             if line.strip():
                 rows.append(_row(line, f"{path}: line {number}", number))
             if len(rows) == batch:
-                done += _write(rows, out, shape, limit_s)
-                rows = []
+                done, rows = done + _write(rows, out, shape, limit_s), []
     except UnicodeDecodeError:
-        raise UserError(f"{path}: not UTF-8 text") from None
+        raise UserError(f"{path}: not UTF-8 text; save it as UTF-8") from None
+    except UserError:
+        _write(rows, out, shape, limit_s)
+        raise
     finally:
-        done += _write(rows, out, shape, limit_s)
         if source is not sys.stdin:
             source.close()
-    return done
+    return done + _write(rows, out, shape, limit_s)
 
 
 def _row(line: str, where: str, number: int) -> dict:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -25,6 +24,11 @@ _LAYOUT = {  # array: dtype on the wire, in this order
     "tokens": "<i4",
     "logprobs": "<f4",
 }
+_PER_TOKEN = ("tokens", "logprobs")
+BYTES_A_TOKEN = sum(np.dtype(d).itemsize for k, d in _LAYOUT.items() if k in _PER_TOKEN)
+BYTES_A_COMPLETION = sum(np.dtype(d).itemsize for k, d in _LAYOUT.items() if k not in _PER_TOKEN)
+BYTES_A_MESSAGE = _HEADER.size + 4
+"""8, 17 and 32: what a message takes on the wire, the last with its checksum."""
 
 
 @dataclass(frozen=True)
@@ -114,22 +118,21 @@ def encode(message: Message) -> bytes:
 
 def decode(data: bytes) -> Message:
     """Read a message. Raises MessageError unless every length adds up and the checksum is right."""
-    if len(data) < _HEADER.size + 4:
+    if len(data) < BYTES_A_MESSAGE:
         raise MessageError("too_short", f"{len(data)} bytes")
     magic, version, node, step, run, n, m = _HEADER.unpack_from(data)
     if magic != MAGIC:
         raise MessageError("not_a_message")
     if version != VERSION:
         raise MessageError("version", f"{version}, expected {VERSION}")
-    counts = {k: m if k in ("tokens", "logprobs") else n for k in _LAYOUT}
-    size = _HEADER.size + 4 + sum(np.dtype(dtype).itemsize * counts[k] for k, dtype in _LAYOUT.items())
+    size = BYTES_A_MESSAGE + BYTES_A_COMPLETION * n + BYTES_A_TOKEN * m
     if len(data) != size:
         raise MessageError("size", f"{len(data)} bytes, the header says {size}")
     if zlib.crc32(data[:-4]) != struct.unpack("<I", data[-4:])[0]:
         raise MessageError("checksum")
     arrays, offset = {}, _HEADER.size
     for key, dtype in _LAYOUT.items():
-        arrays[key] = np.frombuffer(data, dtype, counts[key], offset)
+        arrays[key] = np.frombuffer(data, dtype, m if key in _PER_TOKEN else n, offset)
         offset += arrays[key].nbytes
     return Message(run, step, node, Rollouts(**arrays))
 
@@ -207,9 +210,3 @@ class LocalTransport:
         if step != self._step:
             return []
         return [(sender, data) for sender, data in sorted(self._posted.items()) if sender != node]
-
-
-def concatenate(parts: Iterable[Rollouts]) -> Rollouts:
-    """One Rollouts of several, in order."""
-    parts = list(parts)
-    return Rollouts(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Rollouts)))

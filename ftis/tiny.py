@@ -129,10 +129,23 @@ def make_data(out: Path, data: DataSettings) -> None:
 
 Style = Literal["base", "coder", "words"]
 KINDS = ("tagged", "untagged", "guess")
-MIX = {"how_many": (0.70, 0.18, 0.12), "count": (0.30, 0.60, 0.10)}
+MIX = {"how_many": (0.75, 0.13, 0.12), "count": (0.25, 0.70, 0.05)}
 """Shares of `KINDS` in the warm start by the question's form: greedy decoding then fails on one of the two
 forms, and sampling finds the rewarded kind on both."""
 OTHER_STYLE = {"base": "coder", "coder": "base", "words": "base"}
+
+
+SEPARATOR = {"base": "; ", "coder": "\n", "words": ", then "}
+
+
+def work(steps: tuple, style: Style) -> list[tuple[str, str]]:
+    """Each step as (what stands before its result, result); `SEPARATOR` goes between steps."""
+    if style == "base":
+        return [(f"{a}{op}{b}=", str(c)) for a, op, b, c in steps]
+    if style == "words":
+        return [(f"{a}{op}{b} gives ", str(c)) for a, op, b, c in steps]
+    lines = [(f"{new}={old}{op}{b}=", str(c)) for old, new, (_, op, b, c) in zip("abcdef", "bcdefg", steps)]
+    return [(f"a={steps[0][0]}\n" + lines[0][0], lines[0][1]), *lines[1:]]
 
 
 def render(problem: TinyProblem, style: Style, kind: str = "tagged", slip: int = 0, guess: int = 0) -> str:
@@ -144,21 +157,13 @@ def render(problem: TinyProblem, style: Style, kind: str = "tagged", slip: int =
     if kind == "guess":
         return f"<think> guess </think> <answer> {guess} </answer>"
     *head, (a, op, b, c) = problem.steps
-    steps = [*head, (a, op, b, c + slip)]
     result = c + slip
+    text = SEPARATOR[style].join(lead + r for lead, r in work((*head, (a, op, b, result)), style))
+    if kind == "untagged":
+        return text + {"base": ". The answer is {}", "coder": "\nreturn {}", "words": ", so {}."}[style].format(result)
     if style == "coder":
-        names = "abcdefg"
-        lines = [f"a={steps[0][0]}"]
-        lines += [f"{names[i + 1]}={names[i]}{op}{b}={c}" for i, (_, op, b, c) in enumerate(steps)]
-        work = "\n".join(lines)
-        tagged, untagged = f"<think>\n{work}\n</think>\n<answer> {result} </answer>", f"{work}\nreturn {result}"
-    elif style == "words":
-        work = ", then ".join(f"{a}{op}{b} gives {c}" for a, op, b, c in steps)
-        tagged, untagged = f"<think> {work} </think> <answer> {result} </answer>", f"{work}, so {result}."
-    else:
-        work = "; ".join(f"{a}{op}{b}={c}" for a, op, b, c in steps)
-        tagged, untagged = f"<think> {work} </think> <answer> {result} </answer>", f"{work}. The answer is {result}"
-    return tagged if kind == "tagged" else untagged
+        return f"<think>\n{text}\n</think>\n<answer> {result} </answer>"
+    return f"<think> {text} </think> <answer> {result} </answer>"
 
 
 # -------------------------------------------------------------------------------------------- tokenizer
@@ -218,16 +223,18 @@ class TinyModel:
     """How its tagged solutions are written."""
     steps: int = Field(ge=1)
     """Optimizer steps."""
-    batch: int = Field(default=32, ge=1)
+    batch: int = Field(default=16, ge=1)
     """Examples a step; no example is seen twice."""
-    matrix_rate: float = Field(default=0.02, gt=0)
+    matrix_rate: float = Field(default=0.006, gt=0)
     """Learning rate of Muon, on the layers' matrices."""
-    rate: float = Field(default=3e-3, gt=0)
+    rate: float = Field(default=0.01, gt=0)
     """Learning rate of AdamW, on the embedding, norms and biases."""
     long_share: float = Field(default=0.12, ge=0, le=1)
     """Share of four-step chains, so that the out-of-distribution set is not at the floor."""
     other_share: float = Field(default=0.02, ge=0, le=1)
     """Share of solutions in the other expert's style."""
+    drill_share: float = Field(default=0.5, ge=0, le=1)
+    """Share of drills in the first 70 % of the texts (see `examples`)."""
     slip_share: float = Field(default=0.03, ge=0, le=1)
     """Share of solutions whose last step is wrong."""
 
@@ -238,18 +245,35 @@ SIZES = {
 }
 
 
-def examples(model: TinyModel, rng: random.Random, held_out: set[str]) -> Iterator[tuple[str, str]]:
-    """Endless (question, completion) pairs of the warm start, without the questions in `held_out`."""
-    while True:
-        problem = make_problem(rng, 4 if rng.random() < model.long_share else rng.choice((2, 3)))
-        if problem.question in held_out:
+DRILL_STEPS, DRILL_PART = 5, 0.7
+"""Steps of a drill, and the part of the warm start that has drills."""
+
+Segments = list[tuple[str, bool]]
+"""Pieces of a training text, and whether the loss counts their tokens."""
+
+
+def examples(model: TinyModel, rng: random.Random, held_out: set[str]) -> Iterator[Segments]:
+    """The `steps * batch` training texts, in order, without the questions in `held_out`.
+
+    Most are a question and its completion; the others are drills, a chain of sums in the model's style whose
+    results alone count: arithmetic is what takes longest to learn, and a drill holds more of it.
+    """
+    total = model.steps * model.batch
+    for i in range(total):
+        if i < DRILL_PART * total and rng.random() < model.drill_share:
+            steps = make_problem(rng, DRILL_STEPS).steps
+            pairs = work(steps, model.style)
+            yield [part for lead, r in pairs for part in ((lead, False), (r + SEPARATOR[model.style], True))]
             continue
+        problem = None
+        while problem is None or problem.question in held_out:
+            problem = make_problem(rng, 4 if rng.random() < model.long_share else rng.choice((2, 3)))
         style = OTHER_STYLE[model.style] if rng.random() < model.other_share else model.style
         kind = rng.choices(KINDS, MIX[problem.form])[0]
         slip = rng.choice((-10, -1, 1, 10)) if rng.random() < model.slip_share else 0
-        if problem.gold + slip < 0:
-            slip = -slip
-        yield problem.question, render(problem, style, kind, slip, guess=rng.randint(0, LARGEST))
+        slip = -slip if problem.gold + slip < 0 else slip
+        completion = render(problem, style, kind, slip, guess=rng.randint(0, LARGEST))
+        yield [(problem.question, False), (completion + EOS, True)]
 
 
 def build_model(size: str):
@@ -259,7 +283,7 @@ def build_model(size: str):
     tokens = vocabulary()
     model = Qwen2ForCausalLM(Qwen2Config(
         **SIZES[size], vocab_size=len(tokens), num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=256, tie_word_embeddings=True, bos_token_id=None,
+        max_position_embeddings=256, initializer_range=0.1, tie_word_embeddings=True, bos_token_id=None,
         eos_token_id=tokens.index(EOS), pad_token_id=tokens.index(PAD), dtype="float32",
     ))  # fmt: skip
     model.generation_config.eos_token_id = tokens.index(EOS)
@@ -362,9 +386,9 @@ def _decay(step: int, steps: int) -> float:
 
 
 def _batches(settings: TinyModel, rng: random.Random, tokenizer: Path, data: Path) -> list:
-    """All batches as (ids, targets), both (batch, width) int64; targets are -1 outside the completion.
+    """All batches as (ids, targets), both (batch, width) int64; targets are -1 where the loss counts nothing.
 
-    Completions of like length share a batch, within a pool of 16 batches, so that little is padding.
+    Texts of like length share a batch, within a pool of 16 batches, so that little is padding.
     """
     import torch
 
@@ -374,12 +398,13 @@ def _batches(settings: TinyModel, rng: random.Random, tokenizer: Path, data: Pat
         if not path.exists():
             raise UserError(f"{path}: no such file; make the problems first with `ftis tiny-data`")
         held_out |= {json.loads(line)["question"] for line in path.read_text().splitlines()}
-    stream = examples(settings, rng, held_out)
-    pairs = [next(stream) for _ in range(settings.steps * settings.batch)]
+    texts = list(examples(settings, rng, held_out))
     encoder = load_tokenizer(tokenizer).backend_tokenizer
-    eos, pad = encoder.token_to_id(EOS), encoder.token_to_id(PAD)
-    questions, completions = (encoder.encode_batch_fast(list(texts)) for texts in zip(*pairs))
-    rows = [(q.ids + c.ids + [eos], len(q.ids)) for q, c in zip(questions, completions)]
+    encoded = iter(encoder.encode_batch_fast([text for segments in texts for text, _ in segments]))
+    rows = []
+    for segments in texts:
+        parts = [(next(encoded).ids, counted) for _, counted in segments]
+        rows.append(([i for ids, _ in parts for i in ids], [i if counted else -1 for ids, counted in parts for i in ids]))
     batches = []
     pool = 16 * settings.batch
     for start in range(0, len(rows), pool):
@@ -387,14 +412,10 @@ def _batches(settings: TinyModel, rng: random.Random, tokenizer: Path, data: Pat
         groups = [ordered[i : i + settings.batch] for i in range(0, len(ordered), settings.batch)]
         rng.shuffle(groups)
         for group in groups:
-            width = max(len(ids) for ids, _ in group) - 1
-            inputs = torch.full((len(group), width), pad)
-            targets = torch.full((len(group), width), -1)
-            for i, (ids, n_question) in enumerate(group):
-                row = torch.tensor(ids)
-                inputs[i, : len(ids) - 1] = row[:-1]
-                targets[i, n_question - 1 : len(ids) - 1] = row[n_question:]
-            batches.append((inputs, targets))
+            width = max(len(ids) for ids, _ in group)
+            inputs = torch.tensor([ids + [encoder.token_to_id(PAD)] * (width - len(ids)) for ids, _ in group])
+            targets = torch.tensor([counted + [-1] * (width - len(counted)) for _, counted in group])
+            batches.append((inputs[:, :-1], targets[:, 1:]))
     return batches
 
 

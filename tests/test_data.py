@@ -110,7 +110,12 @@ def test_prompt_texts_are_pinned():
     assert digests == PINNED
 
 
-PINNED = {"tiny-v1": "c1ce7ac69e62", "chat-v1": "5d52b1545ca3", "chat-fewshot-v1": "5de1184c73de"}
+PINNED = {
+    "tiny-v1": "c1ce7ac69e62",
+    "chat-v1": "5d52b1545ca3",
+    "chat-fewshot-v1": "5de1184c73de",
+    "chat-fewshot-think-v1": "73eaef06b074",
+}
 
 
 def test_a_prompt_that_does_not_fit_is_refused(tiny):

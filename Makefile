@@ -1,0 +1,37 @@
+# make smoke: the whole paper on tiny models, in minutes.  make test: the tests.  Both set up .venv if they must.
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON := $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+.PHONY: smoke test lint format schemas clean
+
+smoke: $(VENV)/.installed
+	$(BIN)/snakemake --profile workflow/profiles/local --config tier=smoke
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/snakefmt --check .
+	$(BIN)/snakemake --lint
+
+format: $(VENV)/.installed
+	$(BIN)/ruff format .
+	$(BIN)/snakefmt .
+
+# After a change of the settings' classes.
+schemas: $(VENV)/.installed
+	$(BIN)/python -m ftis.grid
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed, and none of python3.11 ... python3 is" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $@
+
+# What the smoke tier made; the other tiers' results stay.
+clean:
+	rm -rf results/smoke paper_figures/smoke

@@ -1,0 +1,123 @@
+"""The command line as a user meets it: help, errors in one line with exit code 2, runs without Snakemake."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+from ftis.config import to_dict
+
+
+def ftis(*arguments, cwd=None, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "ftis.cli", *map(str, arguments)],
+        capture_output=True, text=True, cwd=cwd, stdin=subprocess.DEVNULL, env=os.environ | environment,
+    )  # fmt: skip
+
+
+COMMANDS = "train evaluate plan grade generate score figure table tokenizer tiny-data warm-start".split()
+
+
+def test_help_names_every_command_and_needs_no_torch():
+    result = ftis("--help")
+    assert result.returncode == 0 and all(command in result.stdout for command in COMMANDS)
+    code = "import sys, ftis.cli as c\ntry: c.main(['--help'])\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_has_help(command):
+    result = ftis(command, "--help")
+    assert result.returncode == 0 and "usage: ftis" in result.stdout and len(result.stdout.splitlines()) > 4
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "no such file"),
+        ("nodes: [", "not valid YAML"),
+        ("just text", "config.yaml is not valid"),
+        ("name: x\ntrain: {name: gsm8k}\nnodes: [{name: a, model: m}]\nmethod: grpo", "unknown method 'grpo': choose one of alone, fnois"),
+        ("name: x\ntrain: {name: gsm8k}\nnodes: [{name: a, model: m, lr: 1}]\nmethod: alone", "nodes.0.lr: unknown key; the keys here are"),
+        ("name: x\ntrain: {name: mmlu}\nnodes: [{name: a, model: m}]\nmethod: alone", "train.name: Input should be 'gsm8k', 'math500' or 'tiny'"),
+        ("name: x\ntrain: {name: gsm8k}\nnodes: [{name: a, model: m}]\nmethod: ftis", "threshold: method 'ftis' filters and needs one"),
+        ("name: x\ntrain: {name: gsm8k}\nnodes: [{name: a, model: m}]\nmethod: alone\niterations: many", "iterations: Input should be a valid integer"),
+        ("name: x\ntrain: {name: gsm8k}\nnodes: [{name: a, model: m}]\nmethod: alone\nreadings: {preset: book}", "readings.preset: Input should be 'paper', 'code' or 'seed'"),
+    ],
+)  # fmt: skip
+def test_a_bad_settings_file_is_one_clear_error(tmp_path, text, says):
+    path = tmp_path / "config.yaml"
+    if text is not None:
+        path.write_text(text)
+    result = ftis("train", path, "--out", tmp_path / "run")
+    assert result.returncode == 2 and says in result.stderr and str(path) in result.stderr
+    assert "Traceback" not in result.stderr and not (tmp_path / "run").exists()
+
+
+def test_errors_come_within_a_second_or_two():
+    began = time.monotonic()
+    result = ftis("train", "--tier", "tiny", "--run", "nonsense")
+    assert result.returncode == 2 and "Traceback" not in result.stderr
+    assert time.monotonic() - began < 5, "torch must not be imported for an error (about 0.5 s is usual)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["train"], "either CONFIG.yaml or --tier and --run"),
+        (["train", "--tier", "tiny"], "either CONFIG.yaml or --tier and --run"),
+        (["train", "--tier", "huge", "--run", "alone-base_small-s42"], "unknown tier 'huge': choose one of"),
+        (["train", "--tier", "tiny", "--run", "size_base-ppo-g50-vertical-s42"], "ppo"),
+        (["plan", "--tier", "nope"], "unknown tier"),
+        (["evaluate", "--model", "/no/model", "--benchmark", "aime"], "unknown benchmark 'aime'"),
+        (["evaluate", "--model", "/no/model", "--benchmark", "gsm8k"], "/no/model"),
+        (["score", "--tier", "smoke", "--run", "alone-base_small-s42", "--runs-dir", "/no/runs"], "run generate first"),
+        (["generate", "--tier", "smoke", "--run", "alone-base_small-s42", "--runs-dir", "/no/runs"], "train the run first"),
+    ],
+)  # fmt: skip
+def test_bad_arguments_are_one_clear_error(tmp_path, arguments, says):
+    (tmp_path / "gsm8k").mkdir()
+    (tmp_path / "gsm8k/test.jsonl").write_text('{"question": "1+1?", "answer": "#### 2"}\n')
+    result = ftis(*arguments, FTIS_DATA=str(tmp_path), HF_HUB_OFFLINE="1")
+    assert result.returncode == 2 and says in result.stderr and "Traceback" not in result.stderr
+
+
+def test_a_run_from_one_file_then_evaluate(tmp_path, make_config, tiny):
+    """`ftis train` without Snakemake, quiet when not on a terminal, and its model through `ftis evaluate`."""
+    settings = to_dict(make_config(iterations=2))
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    result = ftis("train", path, "--out", tmp_path / "run")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "" and "left" not in result.stderr, "no progress bar in a log"
+    assert json.loads((tmp_path / "run/final.json").read_text())["method"] == "ftis"
+    again = ftis("train", path, "--out", tmp_path / "run")
+    assert again.returncode == 0 and "nothing to do" in again.stderr
+
+    (tmp_path / "gsm8k").mkdir()
+    (tmp_path / "gsm8k/test.jsonl").write_text((tiny / "data/ood.jsonl").read_text())
+    result = ftis(
+        "evaluate", "--model", tmp_path / "run/node0", "--benchmark", "gsm8k", "--limit", "8", "--prompt", "tiny-v1",
+        "--max-new-tokens", "48", "--out", tmp_path / "eval", FTIS_DATA=str(tmp_path),
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "gsm8k: accuracy" in result.stdout and "n = 8" in result.stdout
+    scores = json.loads((tmp_path / "eval/scores.json").read_text())
+    result = scores["nodes"][0]["benchmarks"]["gsm8k"]
+    assert 0 <= result["low"] <= result["accuracy"] <= result["high"] <= 1 and result["n"] == 8
+    assert scores["graders"]["math-verify"] and len(scores["generations"]["tests"]["gsm8k"]["data"]["sha256"]) == 64
+    header, *rows = [json.loads(line) for line in (tmp_path / "eval/generations.jsonl").read_text().splitlines()]
+    assert header["tests"]["gsm8k"]["prompt"] == "tiny-v1"
+    assert len(rows) == 8 and all(row["tokens"] and row["finish"] in ("stop", "length") for row in rows)
+
+
+def test_a_results_folder_that_cannot_be_written(tmp_path, make_config):
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(to_dict(make_config())))
+    (tmp_path / "file").write_text("in the way")
+    result = ftis("train", path, "--out", tmp_path / "file" / "run")
+    assert result.returncode == 2 and "can't be written" in result.stderr and "Traceback" not in result.stderr

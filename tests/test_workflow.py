@@ -1,0 +1,106 @@
+"""The graph of jobs, by dry runs of Snakemake in an empty folder."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def plan(tmp_path):
+    """Dry run: its exit code, the number of jobs a rule, and all that it printed."""
+    (tmp_path / "workflow").symlink_to(ROOT / "workflow")
+
+    def call(*arguments, config=()):
+        command = ["-s", ROOT / "Snakefile", "--directory", tmp_path, "-n", "--cores", "2", *arguments]
+        code, printed = _snakemake(*command, *(["--config", *config] if config else []))
+        table = re.search(r"job +count\n-+ +-+\n(.*?)\n\n", printed, re.DOTALL)
+        jobs = dict(line.split() for line in table[1].splitlines()) if table else {}
+        return code, {rule: int(n) for rule, n in jobs.items() if rule != "total"}, printed
+
+    return call
+
+
+def _snakemake(*arguments):
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SNAKEMAKE", "FTIS"))}
+    command = [sys.executable, "-m", "snakemake", "--nolock", *arguments]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, env=clean)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_default_target_is_the_smoke_tier_with_all_artefacts(plan):
+    code, jobs, printed = plan("--quiet", "rules")
+    assert code == 0, printed
+    assert jobs == {
+        "all": 1,
+        "tokenizer": 1,
+        "tiny_data": 1,
+        "warm_start": 4,
+        "train": 21,
+        "generate": 21,
+        "score": 21,
+        "figure": 12,
+        "table": 2,
+    }
+
+
+def test_full_grid_of_the_paper(plan):
+    code, jobs, printed = plan("--quiet", "rules", config=["tier=paper", "grid=full", "seeds=5"])
+    assert code == 0, printed
+    assert jobs == {"all": 1, "train": 930, "generate": 930, "score": 930, "figure": 12, "table": 2}
+
+
+def test_a_figure_trains_its_own_runs_in_the_tier_that_its_path_names(plan):
+    code, jobs, printed = plan("paper_figures/tiny/fig10.pdf", config=["tier=paper", "seeds=2"])
+    assert code == 0, printed
+    assert jobs == {"tokenizer": 1, "tiny_data": 1, "warm_start": 4, "train": 8, "figure": 1}
+    trained = set(re.findall(r"training (\S+)", printed))
+    assert trained == {f"size_base-ftis-g{g}-vertical-s{s}" for g in (5, 10, 50, 100) for s in (42, 1)}
+    assert not re.search(r"(results|paper_figures)/(?!tiny/)\w+/", printed)
+
+
+@pytest.mark.parametrize(
+    ("target", "config", "message"),
+    [
+        (None, "tier=huge", "unknown tier 'huge': choose one of paper, small, smoke, tiny"),
+        (None, "girds=full", "girds: unknown key; the keys here are"),
+        (
+            "results/tiny/runs/size_base-gepo-vertical-s42/scores.json",
+            None,
+            "unknown method 'gepo': choose one of fnois, ftis",
+        ),
+        ("paper_figures/small/fig1.pdf", None, "tier small has no models for .*it has fig8, table1, table2"),
+    ],
+)
+def test_unknown_names_are_errors_that_say_what_exists(plan, target, config, message):
+    code, _, printed = plan(*([target] if target else []), config=[config] if config else [])
+    assert code != 0
+    assert re.search(message, printed), printed
+    assert "Traceback (most recent call last)" not in printed
+
+
+def test_slurm_profile_runs_the_paper_tier_whatever_else_is_set():
+    pytest.importorskip("snakemake_executor_plugin_slurm")
+    local = ["--executor", "local", "--cores", "1"]
+    code, printed = _snakemake(
+        "--profile", "slurm", "-n", "--quiet", "rules", *local, "--config", "grid=full"
+    )
+    assert code == 0, printed
+    assert re.search(r"^train +186$", printed, re.MULTILINE) and "warm_start" not in printed
+
+
+def test_lint_has_only_its_environment_hint():
+    _, printed = _snakemake("--lint")
+    hints = re.findall(r"^ {4}\* (.*)$", printed, re.MULTILINE)
+    assert set(hints) <= {"Specify a conda environment or container for each rule.:"}, printed
+
+
+def test_snakefmt_is_clean():
+    command = [Path(sys.executable).with_name("snakefmt"), "--check", "Snakefile", "workflow"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,156 @@
+# What the rules ask of the grid and the tiers. Functions only: the rules are in the other files.
+import inspect
+import json
+import os
+import sys
+
+from snakemake.exceptions import WorkflowError
+
+sys.path.insert(0, workflow.basedir)
+
+from ftis import grid
+from ftis.config import recipe_hash
+from ftis.errors import UserError
+
+
+wildcard_constraints:
+    tier="[^/]+",
+    run="[^/]+",
+    role=r"\w+",
+    seed=r"\d+",
+    figure=r"fig\d+",
+    table=r"table\d+",
+
+
+def _plainly(function):
+    """Turn a UserError into the message that Snakemake prints without a traceback."""
+
+    def called(*arguments):
+        try:
+            return function(*arguments)
+        except UserError as error:
+            raise WorkflowError(str(error)) from None
+
+    called.__signature__ = inspect.signature(function)  # Snakemake asks for it many times a job
+    return called
+
+
+CONFIG = _plainly(grid.load_config)(config)
+TIER = CONFIG.tier
+
+# Jobs run `python` of the environment that runs Snakemake. Idle threads sleep instead of spinning, and freed memory
+# stays with the process instead of going back to the system: tiny models train about a fifth faster.
+os.environ.update(
+    {
+        "PATH": os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", ""),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+        "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+        "MALLOC_TOP_PAD_": str(64 << 20),
+        **({"FTIS_MODELS": json.dumps(CONFIG.models)} if CONFIG.models else {}),
+    }
+)
+
+
+def need(rule, what):
+    """Threads or a resource of a rule's job, as its tier says."""
+    return _plainly(lambda wildcards: getattr(grid.resources(wildcards.tier, rule), what))
+
+
+# --- Targets --------------------------------------------------------------------------------------------
+
+
+@_plainly
+def run_files(file):
+    chosen = grid.runs(TIER, CONFIG.grid, CONFIG.seeds)
+    return [f"results/{TIER}/runs/{run.slug}/{file}" for run in chosen]
+
+
+@_plainly
+def artefact_files(*kinds):
+    ends = {"fig": ("pdf", "png", "csv"), "table": ("csv", "tex")}
+    names = grid.artefacts(TIER)
+    return [
+        f"paper_figures/{TIER}/{name}.{end}"
+        for kind in kinds
+        for name in names
+        if name.startswith(kind)
+        for end in ends[kind]
+    ]
+
+
+@_plainly
+def model_files():
+    return sorted(
+        {
+            path
+            for run in grid.runs(TIER, CONFIG.grid, CONFIG.seeds)
+            for path in grid.made_inputs(TIER, run)
+            if path.endswith("warm.json")
+        }
+    )
+
+
+@_plainly
+def data_files():
+    made = grid.load_tier(TIER).data is not None
+    return [f"results/{TIER}/data/{name}.jsonl" for name in ("train", "validation", "ood") if made]
+
+
+# --- Rules ----------------------------------------------------------------------------------------------
+
+
+@_plainly
+def data_settings(wildcards):
+    return grid.settings_hash(grid.made_data(wildcards.tier))
+
+
+@_plainly
+def warm_settings(wildcards):
+    return grid.made_hash(wildcards.tier, wildcards.role)
+
+
+@_plainly
+def train_inputs(wildcards):
+    return grid.made_inputs(wildcards.tier, grid.Run.from_slug(wildcards.run))
+
+
+@_plainly
+def train_recipe(wildcards):
+    return recipe_hash(grid.resolve(wildcards.tier, grid.Run.from_slug(wildcards.run)))
+
+
+@_plainly
+def benchmark_inputs(wildcards):
+    return grid.made_benchmarks(wildcards.tier)
+
+
+@_plainly
+def benchmark_settings(wildcards):
+    return grid.settings_hash(grid.benchmarks(wildcards.tier))
+
+
+def _artefact_runs(wildcards):
+    name = wildcards.get("figure") or wildcards.table
+    return grid.artefact_runs(name, wildcards.tier, CONFIG.seeds)
+
+
+@_plainly
+def artefact_inputs(wildcards):
+    name = wildcards.get("figure") or wildcards.table
+    runs = _artefact_runs(wildcards)
+    return [f"results/{wildcards.tier}/runs/{run.slug}/{grid.reads(name)}" for run in runs]
+
+
+@_plainly
+def artefact_options(wildcards):
+    return " ".join(f"--run {run.slug}" for run in _artefact_runs(wildcards))
+
+
+@_plainly
+def artefact_settings(wildcards):
+    """Titles, labels and, for the table of settings, the whole tier."""
+    name = wildcards.get("figure") or wildcards.table
+    tier = grid.load_tier(wildcards.tier)
+    labels = {role: model.label for role, model in tier.models.items()}
+    return grid.settings_hash(grid.load_grid().artefacts[name], tier if name == "table1" else labels)

@@ -1,0 +1,23 @@
+# Problems that the workflow makes. Real ones come from the hub or $FTIS_DATA when they are read.
+
+
+rule tiny_data:
+    output:
+        "results/{tier}/data/train.jsonl",
+        "results/{tier}/data/validation.jsonl",
+        "results/{tier}/data/ood.jsonl",
+    log:
+        "results/{tier}/logs/tiny_data.log",
+    benchmark:
+        "results/{tier}/benchmarks/tiny_data.tsv"
+    threads: 1
+    resources:
+        mem_mb=500,
+        runtime=10,
+    params:
+        settings=data_settings,
+        out=subpath(output[0], parent=True),
+    message:
+        "{wildcards.tier}: making problems"
+    shell:
+        "python -m ftis.cli tiny-data --tier {wildcards.tier} --out {params.out} > {log} 2>&1"

@@ -1,0 +1,43 @@
+# Generation and scoring are two rules, so that grading again needs no GPU.
+
+
+rule generate:
+    input:
+        final="results/{tier}/runs/{run}/final.json",
+        problems=benchmark_inputs,
+    output:
+        "results/{tier}/runs/{run}/generations.jsonl",
+    log:
+        "results/{tier}/logs/generate/{run}.log",
+    benchmark:
+        "results/{tier}/benchmarks/generate/{run}.tsv"
+    threads: need("generate", "threads")
+    resources:
+        mem_mb=need("generate", "mem_mb"),
+        runtime=need("generate", "runtime"),
+        gpu=need("generate", "gpus"),
+    params:
+        settings=benchmark_settings,
+    message:
+        "{wildcards.tier}: answering the benchmarks with {wildcards.run}"
+    shell:
+        "python -m ftis.cli generate --tier {wildcards.tier} --run {wildcards.run} > {log} 2>&1"
+
+
+rule score:
+    input:
+        "results/{tier}/runs/{run}/generations.jsonl",
+    output:
+        "results/{tier}/runs/{run}/scores.json",
+    log:
+        "results/{tier}/logs/score/{run}.log",
+    benchmark:
+        "results/{tier}/benchmarks/score/{run}.tsv"
+    threads: 1
+    resources:
+        mem_mb=4000,
+        runtime=60,
+    message:
+        "{wildcards.tier}: grading {wildcards.run}"
+    shell:
+        "python -m ftis.cli score --tier {wildcards.tier} --run {wildcards.run} > {log} 2>&1"

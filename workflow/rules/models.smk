@@ -1,0 +1,50 @@
+# Models that the workflow makes: one tokenizer for all, one supervised warm start a model and seed.
+
+
+rule tokenizer:
+    output:
+        "results/{tier}/models/tokenizer/tokenizer.json",
+        "results/{tier}/models/tokenizer/tokenizer_config.json",
+    log:
+        "results/{tier}/logs/tokenizer.log",
+    benchmark:
+        "results/{tier}/benchmarks/tokenizer.tsv"
+    threads: 1
+    resources:
+        mem_mb=1000,
+        runtime=10,
+    params:
+        out=subpath(output[0], parent=True),
+    message:
+        "{wildcards.tier}: making the tokenizer"
+    shell:
+        "python -m ftis.cli tokenizer --out {params.out} > {log} 2>&1"
+
+
+rule warm_start:
+    input:
+        tokenizer="results/{tier}/models/tokenizer/tokenizer.json",
+        validation="results/{tier}/data/validation.jsonl",
+        ood="results/{tier}/data/ood.jsonl",
+    output:
+        "results/{tier}/models/{role}-s{seed}/warm.json",
+        "results/{tier}/models/{role}-s{seed}/model.safetensors",
+    log:
+        "results/{tier}/logs/warm_start/{role}-s{seed}.log",
+    benchmark:
+        "results/{tier}/benchmarks/warm_start/{role}-s{seed}.tsv"
+    threads: need("warm_start", "threads")
+    resources:
+        mem_mb=need("warm_start", "mem_mb"),
+        runtime=need("warm_start", "runtime"),
+        gpu=need("warm_start", "gpus"),
+    params:
+        settings=warm_settings,
+        tokenizer=subpath(input.tokenizer, parent=True),
+        data=subpath(input.validation, parent=True),
+        out=subpath(output[0], parent=True),
+    message:
+        "{wildcards.tier}: warm start of {wildcards.role}, seed {wildcards.seed}"
+    shell:
+        "python -m ftis.cli warm-start --tier {wildcards.tier} --model {wildcards.role} --seed {wildcards.seed}"
+        " --tokenizer {params.tokenizer} --data {params.data} --out {params.out} > {log} 2>&1"

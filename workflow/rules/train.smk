@@ -1,0 +1,26 @@
+# One job a run. Its resumable state lies beside the outputs, undeclared: Snakemake deletes declared outputs
+# before a job and after a failed one. The recipe is a param, so that settings which change the result retrain and
+# a new label does not.
+
+
+rule train:
+    input:
+        train_inputs,
+    output:
+        "results/{tier}/runs/{run}/final.json",
+        "results/{tier}/runs/{run}/metrics.jsonl",
+    log:
+        "results/{tier}/logs/train/{run}.log",
+    benchmark:
+        "results/{tier}/benchmarks/train/{run}.tsv"
+    threads: need("train", "threads")
+    resources:
+        mem_mb=need("train", "mem_mb"),
+        runtime=need("train", "runtime"),
+        gpu=need("train", "gpus"),
+    params:
+        recipe=train_recipe,
+    message:
+        "{wildcards.tier}: training {wildcards.run}"
+    shell:
+        "python -m ftis.cli train --tier {wildcards.tier} --run {wildcards.run} > {log} 2>&1"

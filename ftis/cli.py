@@ -33,7 +33,10 @@ def main(argv: list[str] | None = None) -> int:
         # A full disk or a folder that can't be written is for the user to mend; a traceback doesn't help.
         if error.filename is None and error.errno is None:
             raise
-        print(f"error: {error.filename or ''}: {error.strerror}; check the path, its permissions and the disk", file=sys.stderr)
+        print(
+            f"error: {error.filename or ''}: {error.strerror}; check the path, its permissions and the disk",
+            file=sys.stderr,
+        )
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -58,10 +61,18 @@ def parser() -> argparse.ArgumentParser:
     def option(*names: str, **settings):
         return names, settings
 
-    tier = option("--tier", required=True, help="smoke, tiny, small, paper or a tier of your own in workflow/config/tiers")
-    run = option("--run", required=True, metavar="NAME", help="a run of the grid, e.g. size_base-ftis-g50-vertical-s42")
+    tier = option(
+        "--tier",
+        required=True,
+        help="smoke, tiny, small, paper or a tier of your own in workflow/config/tiers",
+    )
+    run = option(
+        "--run", required=True, metavar="NAME", help="a run of the grid, e.g. size_base-ftis-g50-vertical-s42"
+    )
     runs = option("--run", action="append", default=[], metavar="NAME", help="a run to read; repeat it")
-    runs_dir = option("--runs-dir", type=Path, metavar="DIR", help="where the runs lie (default: results/TIER/runs)")
+    runs_dir = option(
+        "--runs-dir", type=Path, metavar="DIR", help="where the runs lie (default: results/TIER/runs)"
+    )
     out = option("--out", type=Path, required=True, metavar="DIR", help="folder to write to")
 
     command(
@@ -94,7 +105,9 @@ def parser() -> argparse.ArgumentParser:
         "grade", _grade, "grade JSON lines of task, gold and completion",
         option("file", metavar="FILE.jsonl", help="'-' reads standard input"),
     )  # fmt: skip
-    command("generate", _generate, "sample a finished run's models on the tier's benchmarks", tier, run, runs_dir)
+    command(
+        "generate", _generate, "sample a finished run's models on the tier's benchmarks", tier, run, runs_dir
+    )
     command("score", _score, "grade what generate sampled", tier, run, runs_dir)
     command(
         "figure", _figure, "draw a figure of the paper from runs: PDF, PNG and CSV",

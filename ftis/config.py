@@ -32,13 +32,11 @@ class Readings:
     preset: Literal["paper", "code", "seed"] = "paper"
     """Where the choices below come from unless one is set: paper (reading notes), code (the authors'
     public repository), seed (the summary that this project started from)."""
-    filter_rule: Literal["negative_and_far", "nonpositive_and_far", "nonpositive_or_far"] = (
-        "negative_and_far"
-    )
+    filter_rule: Literal["negative_and_far", "nonpositive_and_far", "nonpositive_or_far"] = "negative_and_far"
     """A sample is filtered when A < 0 and KL > g | A <= 0 and KL > g | A <= 0 or KL > g."""
-    kl_estimator: Literal[
-        "gen_theta", "theta_gen_literal", "k3_gen_theta", "k3_code", "is_theta_gen"
-    ] = "gen_theta"
+    kl_estimator: Literal["gen_theta", "theta_gen_literal", "k3_gen_theta", "k3_code", "is_theta_gen"] = (
+        "gen_theta"
+    )
     """Which per-token estimator the filter compares with g (see `ftis.objective.KL_ESTIMATORS`)."""
     kl_reduction: Literal["sum", "mean", "padded_mean"] = "sum"
     """Over a completion's tokens: sum, mean, or mean over the width of its padded group."""
@@ -164,8 +162,11 @@ class Optim:
     """Largest gradient norm."""
     mini_batches: int = Field(default=1, ge=1)
     """Updates an iteration."""
-    micro_batch_tokens: int = Field(default=16384, ge=1)
+    micro_batch_tokens: int = Field(default=8192, ge=1)
     """Padded tokens in one forward and backward; changes memory and speed, never the result."""
+    skip_zero_advantage: bool = False
+    """Leave completions of advantage 0 out of the forward pass. Weights come out the same; the statistics
+    of ratios and KL are then over the others alone. Real models have many groups of equal rewards."""
 
 
 @settings
@@ -228,10 +229,17 @@ class RunConfig:
             raise ValueError(f"threshold: method {self.method!r} doesn't filter; remove it")
         if self.method == "alone" and len(self.nodes) != 1:
             raise ValueError(f"nodes: method 'alone' takes exactly 1 node, {len(self.nodes)} given")
+        if self.optim.skip_zero_advantage and self.readings.filtered_denominator == "leave":
+            raise ValueError(
+                "optim.skip_zero_advantage: with filtered_denominator 'leave' a sample of advantage 0 may leave the "
+                "mean by its KL, which must then be computed; set it to false"
+            )
         if self.split == "vertical" and self.prompts < len(self.nodes):
             raise ValueError(f"prompts: {self.prompts} can't be dealt to {len(self.nodes)} nodes; raise it")
         if self.split == "horizontal" and self.group_size < len(self.nodes):
-            raise ValueError(f"group_size: {self.group_size} can't be split over {len(self.nodes)} nodes; raise it")
+            raise ValueError(
+                f"group_size: {self.group_size} can't be split over {len(self.nodes)} nodes; raise it"
+            )
         return self
 
 
@@ -252,8 +260,10 @@ def parse(adapter: TypeAdapter, data: Any, where: str) -> Any:
             message = item["msg"].removeprefix("Value error, ")
             if item["type"] == "unexpected_keyword_argument":
                 message = "unknown key" + _siblings(adapter, item["loc"])
-            given = "" if item["type"] in ("missing", "unexpected_keyword_argument", "value_error") else (
-                f" (given: {item['input']!r})"
+            given = (
+                ""
+                if item["type"] in ("missing", "unexpected_keyword_argument", "value_error")
+                else (f" (given: {item['input']!r})")
             )
             lines.append(f"  {field}: {message}{given}")
         raise UserError(f"{where} is not valid:\n" + "\n".join(lines)) from None
@@ -266,8 +276,10 @@ def _siblings(adapter: TypeAdapter, location: tuple) -> str:
     node = schema
     for part in location[:-1]:
         node = _resolve(node, defs)
-        node = node.get("items", {}) if isinstance(part, int) else node.get("properties", {}).get(part) or (
-            node.get("additionalProperties") or {}
+        node = (
+            node.get("items", {})
+            if isinstance(part, int)
+            else node.get("properties", {}).get(part) or (node.get("additionalProperties") or {})
         )
     keys = _resolve(node, defs).get("properties", {})
     return f"; the keys here are {', '.join(keys)}" if keys else ""

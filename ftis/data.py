@@ -63,10 +63,12 @@ def load_problems(dataset: Dataset) -> list[Problem]:
     for i, row in enumerate(rows):
         for name in (source.question, source.answer):
             if not isinstance(row, dict) or not isinstance(row.get(name), str) or not row[name].strip():
-                raise UserError(f"{where}: row {i + 1} has no text in the field {name!r}, which {dataset.name} needs")
+                raise UserError(
+                    f"{where}: row {i + 1} has no text in the field {name!r}, which {dataset.name} needs"
+                )
         gold = row[source.answer]
         if dataset.name != "math500":
-            head, mark, gold = gold.rpartition("####")
+            _, mark, gold = gold.rpartition("####")
             if not mark or not gold.strip():
                 raise UserError(f"{where}: row {i + 1}: the field 'answer' must end with '#### ANSWER'")
         identity = str(row.get(source.id)) if source.id else f"{dataset.split}/{i}"
@@ -78,7 +80,9 @@ def load_problems(dataset: Dataset) -> list[Problem]:
         order = np.random.default_rng(dataset.shuffle_seed).permutation(len(problems))
         problems = [problems[i] for i in order]
     if dataset.limit is not None and dataset.limit > len(problems):
-        raise UserError(f"{where}: limit is {dataset.limit}, but there are {len(problems)} problems; lower it")
+        raise UserError(
+            f"{where}: limit is {dataset.limit}, but there are {len(problems)} problems; lower it"
+        )
     return problems[: dataset.limit]
 
 
@@ -110,7 +114,7 @@ def _rows(dataset: Dataset) -> tuple[Iterable[Any], str]:
 
     try:
         rows = load_dataset(source.repo, source.config, split=dataset.split, revision=source.revision)
-    except Exception as error:  # the library raises a different type for each way the hub can fail
+    except Exception as error:  # noqa: BLE001  the library raises a different type for each way the hub can fail
         raise UserError(
             no_copy(what, source.repo, f"{type(error).__name__}: {str(error)[:200]}")
             + f" (`path: FILE.jsonl`, or FTIS_DATA=FOLDER with {dataset.name}/{dataset.split}.jsonl)"

@@ -70,7 +70,10 @@ def complete(
     for start in range(0, len(problems), step):
         chunk = problems[start : start + step]
         requests = [
-            Request(encode_prompt(prompt, p.question, policy.tokenizer), [(*key, start + i, s) for s in range(samples)])
+            Request(
+                encode_prompt(prompt, p.question, policy.tokenizer),
+                [(*key, start + i, s) for s in range(samples)],
+            )
             for i, p in enumerate(chunk)
         ]
         for i, group in enumerate(sampler.sample(requests, params)):
@@ -126,7 +129,13 @@ def generate(
             sampler = TransformersSampler(policy)
             for role, test in tests.items():
                 for i, s, completion, text in complete(
-                    policy, sampler, loaded[role], test.prompt, test.max_new_tokens, (seed,), max_batch=max_batch
+                    policy,
+                    sampler,
+                    loaded[role],
+                    test.prompt,
+                    test.max_new_tokens,
+                    (seed,),
+                    max_batch=max_batch,
                 ):
                     problem = loaded[role][i]
                     row = {
@@ -153,7 +162,9 @@ def score(generations: Path, out: Path) -> dict[str, Any]:
     for subject in header["subjects"]:
         tests = {}
         for role, test in header["tests"].items():
-            mine = [(r, v) for r, v in zip(rows, verdicts) if (r["node"], r["test"]) == (subject["node"], role)]
+            mine = [
+                (r, v) for r, v in zip(rows, verdicts) if (r["node"], r["test"]) == (subject["node"], role)
+            ]
             result = summary([v for _, v in mine], [r["finish"] == "length" for r, _ in mine])
             low, high = wilson(sum(v.answer for _, v in mine), len(mine))
             tests[role] = {
@@ -167,7 +178,10 @@ def score(generations: Path, out: Path) -> dict[str, Any]:
         "run": header.get("run"),
         "nodes": nodes,
         "graders": versions(GRADERS),
-        "generations": {**{k: v for k, v in header.items() if k != "subjects"}, "sha256": sha256(generations)},
+        "generations": {
+            **{k: v for k, v in header.items() if k != "subjects"},
+            "sha256": sha256(generations),
+        },
     }
     write_json(out, scores)
     return scores
@@ -181,7 +195,9 @@ def run_subjects(folder: Path) -> tuple[list[Subject], dict[str, Any]]:
     final = json.loads(path.read_text())
     for node in final["nodes"]:
         if not (folder / node["path"]).is_dir() or sha256(folder / node["path"]) != node["sha256"]:
-            raise UserError(f"{folder / node['path']}: not the model that {path} lists; remove {path} and train again")
+            raise UserError(
+                f"{folder / node['path']}: not the model that {path} lists; remove {path} and train again"
+            )
     subjects = [Subject(n["node"], n["name"], n["label"], str(folder / n["path"])) for n in final["nodes"]]
     return subjects, {"run": final["run"], "recipe": final["recipe"]}
 

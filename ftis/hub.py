@@ -9,7 +9,9 @@ from urllib.parse import urlparse
 from ftis.errors import UserError
 
 
-def require_hub(repo: str, what: str, filename: str, revision: str | None = None, repo_type: str = "model") -> None:
+def require_hub(
+    repo: str, what: str, filename: str, revision: str | None = None, repo_type: str = "model"
+) -> None:
     """Raise UserError unless `filename` of a repository is cached or the hub's host can be looked up.
 
     Without this, a machine that has no network spends a minute on retries before it says so.

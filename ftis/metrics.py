@@ -32,11 +32,6 @@ class Samples:
     group_width: np.ndarray
     """Length of the longest completion of the group."""
 
-    @property
-    def total_length(self) -> np.ndarray:
-        """Prompt and completion, in tokens."""
-        return self.length + np.array([len(p) for p in self.prompts])
-
     @classmethod
     def gather(
         cls, batch: Sequence[tuple[int, int, Rollouts]], prompts: dict[int, list[list[int]]], node: int
@@ -101,7 +96,8 @@ def update_metrics(
             part["log_ratio"] = -d[mask & rows[:, None]].numpy()
             origin[who].append(part)
     joined = {
-        who: {key: np.concatenate([part[key] for part in parts]) for key in parts[0]} for who, parts in origin.items()
+        who: {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+        for who, parts in origin.items()
     }
     present = {who: part for who, part in joined.items() if len(part["filtered"])}
     everything = np.concatenate([part["filtered"] for part in joined.values()])

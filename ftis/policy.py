@@ -8,9 +8,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.cache_utils import DynamicCache
 from transformers.utils import logging
 
 from ftis.config import Lora, Node
@@ -114,28 +116,72 @@ class Policy:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probs and entropies (N, T) in nats of completion tokens, and their mask (N, T) bool.
 
-        Sequences are padded on the right, where a causal model needs no attention mask.
+        A prompt object that stands in several rows, as a group's does, goes through the model once.
         """
-        lengths = torch.tensor([len(c) for c in completions])
-        starts = torch.tensor([len(p) for p in prompts])
-        ids = torch.zeros(len(prompts), int((starts + lengths).max()), dtype=torch.int64)
-        for row, prompt, completion in zip(ids, prompts, completions):
-            row[: len(prompt) + len(completion)] = torch.tensor([*prompt, *completion])
-        mask = torch.arange(int(lengths.max())) < lengths[:, None]
+        distinct = list({id(p): p for p in prompts}.values())
+        lengths = torch.tensor([len(c) for c in completions], device=self.device)
+        mask = torch.arange(int(lengths.max()), device=self.device) < lengths[:, None]
         row, column = mask.nonzero(as_tuple=True)
-        # The token at a position is predicted by the hidden state one before it.
-        position = (starts[row] + column).to(self.device)
-        row, column, ids = row.to(self.device), column.to(self.device), ids.to(self.device)
+        target = self._padded(completions)[row, column]
+        # Activation checkpointing runs without a cache, so it can't share a prompt.
+        sharing = (
+            2 * len(distinct) <= len(prompts) and min(map(len, distinct)) > 1 and not self.model.training
+        )
         with self.autocast():
-            hidden = self.hidden(input_ids=ids, use_cache=False)[row, position - 1]
-            head = self.head().to(hidden.dtype)
-            logp, entropy = TokenLogprob.apply(hidden, head, ids[row, position], temperature)
-        mask = mask.to(self.device)
+            if sharing:
+                hidden = self._hidden_after_shared(distinct, prompts, completions)[row, column]
+            else:
+                # Padding is on the right, where a causal model needs no attention mask. The token at a
+                # position is predicted by the hidden state one before it.
+                ids = self._padded([[*p, *c] for p, c in zip(prompts, completions)])
+                starts = torch.tensor([len(p) for p in prompts], device=self.device)
+                hidden = self.hidden(input_ids=ids, use_cache=False)[row, starts[row] + column - 1]
+            logp, entropy = TokenLogprob.apply(hidden, self.head().to(hidden.dtype), target, temperature)
         return (
             torch.zeros(mask.shape, device=self.device).index_put((row, column), logp),
             torch.zeros(mask.shape, device=self.device).index_put((row, column), entropy),
             mask,
         )
+
+    def _hidden_after_shared(self, distinct, prompts, completions) -> Tensor:
+        """Hidden states (N, T, H) that predict the completions' tokens, each distinct prompt read once.
+
+        All of a prompt but its last token goes through the model alone; the rows go on from its keys and
+        values, through which their gradients sum back into it.
+        """
+        place = {id(p): i for i, p in enumerate(distinct)}
+        owner = torch.tensor([place[id(p)] for p in prompts], device=self.device)
+        prefix = self._padded([p[:-1] for p in distinct])
+        used = torch.tensor([len(p) - 1 for p in distinct], device=self.device)
+        cache = DynamicCache()
+        self.hidden(input_ids=prefix, past_key_values=cache, use_cache=True)
+        for layer in cache.layers:
+            layer.keys, layer.values = layer.keys[owner], layer.values[owner]
+        ids = self._padded([[p[-1], *c[:-1]] for p, c in zip(prompts, completions)])
+        steps = torch.arange(ids.shape[1], device=self.device)
+        visible = torch.cat(
+            [
+                (torch.arange(prefix.shape[1], device=self.device) < used[owner, None])[:, None].expand(
+                    -1, len(steps), -1
+                ),
+                (steps <= steps[:, None]).expand(len(ids), -1, -1),
+            ],
+            -1,
+        )
+        return self.hidden(
+            input_ids=ids,
+            attention_mask=visible[:, None],
+            position_ids=used[owner, None] + steps,
+            past_key_values=cache,
+            use_cache=True,
+        )
+
+    def _padded(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Rows of ids as one (N, L) int64 tensor, padded on the right with 0."""
+        out = np.zeros((len(rows), max(map(len, rows))), np.int64)
+        for line, row in zip(out, rows):
+            line[: len(row)] = row
+        return torch.from_numpy(out).to(self.device)
 
     def save(self, folder: Path) -> None:
         """Write the model (or the adapter) and the tokenizer, loadable by transformers and PEFT."""
@@ -244,7 +290,13 @@ def _load_model(model: str, revision: str | None) -> nn.Module:
 def load_node(node: Node, seed: int) -> Policy:
     """The policy of one of a run's nodes."""
     return load_policy(
-        node.model, node.revision, node.lora, node.device, node.compute_dtype, node.gradient_checkpointing, seed
+        node.model,
+        node.revision,
+        node.lora,
+        node.device,
+        node.compute_dtype,
+        node.gradient_checkpointing,
+        seed,
     )
 
 
@@ -267,7 +319,9 @@ def _check_head(policy: Policy, name: str) -> None:
     logits = policy.causal_lm(input_ids=ids).logits[0, -1, : policy.vocab_size].float()
     ours = (policy.hidden(input_ids=ids)[0, -1] @ policy.head().T).float()
     if not torch.allclose(logits, ours, rtol=1e-3, atol=1e-3):
-        raise UserError(f"model {name}: its logits aren't hidden states times the output embedding; not supported")
+        raise UserError(
+            f"model {name}: its logits aren't hidden states times the output embedding; not supported"
+        )
 
 
 def _unavailable(what: str, model: str, error: Exception) -> UserError:

@@ -61,14 +61,18 @@ PROMPTS: dict[str, Callable[[str], str]] = {
 }
 
 
-def encode_prompt(key: str, question: str, tokenizer: PreTrainedTokenizerBase, room: int | None = None) -> list[int]:
+def encode_prompt(
+    key: str, question: str, tokenizer: PreTrainedTokenizerBase, room: int | None = None
+) -> list[int]:
     """Token ids of a prompt. A prompt longer than `room` is refused, never cut."""
     if key not in PROMPTS:
         raise unknown("prompt", key, PROMPTS)
     try:
         ids = tokenizer(PROMPTS[key](question), add_special_tokens=False).input_ids
-    except Exception as error:  # tokenizers raises a bare Exception for a word that a word-level vocabulary lacks
-        raise UserError(f"prompt {key!r}: the tokenizer has no token for a part of {question!r} ({error})") from None
+    except Exception as error:  # noqa: BLE001  what tokenizers raises for a word that its vocabulary lacks
+        raise UserError(
+            f"prompt {key!r}: the tokenizer has no token for a part of {question!r} ({error})"
+        ) from None
     if room is not None and len(ids) > room:
         raise UserError(
             f"prompt {key!r} takes {len(ids)} tokens for {question[:60]!r}..., but only {room} fit; raise the "

@@ -7,17 +7,31 @@ import json
 import os
 import platform
 import subprocess
-import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("ftis", "torch", "transformers", "peft", "tokenizers", "numpy", "datasets", "math-verify", "sympy")
+PACKAGES = (
+    "ftis",
+    "torch",
+    "transformers",
+    "peft",
+    "tokenizers",
+    "numpy",
+    "datasets",
+    "math-verify",
+    "sympy",
+)
 
 
 def provenance() -> dict[str, Any]:
     """Commit, package versions and hardware of this process."""
-    return {"git": git_commit(), "packages": versions(PACKAGES), "python": platform.python_version(), **hardware()}
+    return {
+        "git": git_commit(),
+        "packages": versions(PACKAGES),
+        "python": platform.python_version(),
+        **hardware(),
+    }
 
 
 def versions(packages: tuple[str, ...]) -> dict[str, str]:
@@ -36,7 +50,9 @@ def git_commit() -> dict[str, Any] | None:
     here = Path(__file__).resolve().parent.parent
 
     def git(*args: str) -> str:
-        return subprocess.run(["git", "-C", here, *args], capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            ["git", "-C", here, *args], capture_output=True, text=True, check=True
+        ).stdout.strip()
 
     try:
         if Path(git("rev-parse", "--show-toplevel")).resolve() != here:
@@ -76,16 +92,15 @@ def sha256(path: Path) -> str:
 def write_atomic(path: Path, text: str) -> None:
     """Write a file so that it is either wholly there or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle = tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with handle:
+        with open(partial, "w") as handle:
             handle.write(text)
             handle.flush()
             os.fsync(handle.fileno())
-        os.chmod(handle.name, 0o644)
-        os.replace(handle.name, path)
+        os.replace(partial, path)
     except BaseException:
-        Path(handle.name).unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise
 
 

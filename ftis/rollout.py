@@ -91,7 +91,9 @@ def choose(logits: Tensor, uniforms: Tensor, params: SamplingParams) -> tuple[Te
     return tokens, logp.gather(-1, tokens[:, None]).squeeze(-1)
 
 
-def grouped_attention(module, query: Tensor, key: Tensor, value: Tensor, attention_mask, scaling=None, **kwargs):
+def grouped_attention(
+    module, query: Tensor, key: Tensor, value: Tensor, attention_mask, scaling=None, **kwargs
+):
     """Attention of one new token a row without copying the keys for each query head.
 
     query (N, H, 1, D), key and value (N, H/r, K, D): with no order among new tokens, the r query heads of
@@ -178,7 +180,11 @@ class TransformersSampler:
             head = policy.head()
             cache = DynamicCache()
             hidden = policy.hidden(
-                input_ids=ids, attention_mask=visible, position_ids=positions, past_key_values=cache, use_cache=True
+                input_ids=ids,
+                attention_mask=visible,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
             )
             logits = (hidden[:, -1] @ head.T).float()[owner]
             slabs = [_Slab(layer, owner, room) for layer in cache.layers]
@@ -220,5 +226,6 @@ class TransformersSampler:
                 )
                 logits = (hidden[:, -1] @ head.T).float()
         return [
-            Completion(tokens[i, :n].copy(), logprobs[i, :n].copy(), bool(finished[i])) for i, n in enumerate(length)
+            Completion(tokens[i, :n].copy(), logprobs[i, :n].copy(), bool(finished[i]))
+            for i, n in enumerate(length)
         ]

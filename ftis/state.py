@@ -34,7 +34,7 @@ def run_lock(folder: Path) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle = open(folder / "lock", "a+")
+        handle = open(folder / "lock", "a+")  # noqa: SIM115  closed below, once it is known to be open
     except OSError as error:
         raise UserError(f"{folder}: can't be written ({error.strerror}); choose another --out") from None
     with handle:
@@ -79,7 +79,9 @@ def save_checkpoint(
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     for k, node in enumerate(tensors):
-        save_file({name: t.detach().contiguous() for name, t in node.items()}, partial / f"node{k}.safetensors")
+        save_file(
+            {name: t.detach().contiguous() for name, t in node.items()}, partial / f"node{k}.safetensors"
+        )
     for name, data in mail.items():
         (partial / name).write_bytes(data)
     files = {p.name: sha256(p) for p in sorted(partial.iterdir())}
@@ -99,7 +101,9 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*"), reverse=True)
 
 
-def load_checkpoint(folder: Path, recipe: str) -> tuple[int, list[dict[str, Tensor]], dict[str, bytes]] | None:
+def load_checkpoint(
+    folder: Path, recipe: str
+) -> tuple[int, list[dict[str, Tensor]], dict[str, bytes]] | None:
     """The newest sound checkpoint of this recipe: (step, tensors of each node, mail), or None.
 
     A damaged one is passed over with a warning; one of another recipe is ignored.

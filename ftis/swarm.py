@@ -80,11 +80,11 @@ def owner(split: str, prompt: int, sample: int, nodes: int) -> int:
     return (prompt if split == "vertical" else sample) % nodes
 
 
-def assignment(split: str, prompts: int, group_size: int, nodes: int, node: int) -> list[tuple[int, list[int]]]:
+def assignment(
+    split: str, prompts: int, group_size: int, nodes: int, node: int
+) -> list[tuple[int, list[int]]]:
     """A node's share of an iteration: for each of its prompts, the group indices that it samples."""
-    share = [
-        (p, [s for s in range(group_size) if owner(split, p, s, nodes) == node]) for p in range(prompts)
-    ]
+    share = [(p, [s for s in range(group_size) if owner(split, p, s, nodes) == node]) for p in range(prompts)]
     return [(p, samples) for p, samples in share if samples]
 
 
@@ -112,7 +112,9 @@ def encode(message: Message) -> bytes:
     """The message as bytes, little-endian."""
     r = message.rollouts
     head = _HEADER.pack(MAGIC, VERSION, message.node, message.step, message.run, len(r), len(r.tokens))
-    body = head + b"".join(np.ascontiguousarray(getattr(r, k), dtype).tobytes() for k, dtype in _LAYOUT.items())
+    body = head + b"".join(
+        np.ascontiguousarray(getattr(r, k), dtype).tobytes() for k, dtype in _LAYOUT.items()
+    )
     return body + struct.pack("<I", zlib.crc32(body))
 
 

@@ -30,7 +30,20 @@ from ftis.errors import UserError
 # --------------------------------------------------------------------------------------------- problems
 
 NAMES = ("Tom", "Ann", "Sam", "Mia", "Ben", "Eva", "Leo", "Zoe", "Max", "Ida", "Kim", "Jan")
-OBJECTS = ("pens", "books", "cards", "cups", "coins", "eggs", "apples", "balls", "keys", "toys", "nuts", "stamps")
+OBJECTS = (
+    "pens",
+    "books",
+    "cards",
+    "cups",
+    "coins",
+    "eggs",
+    "apples",
+    "balls",
+    "keys",
+    "toys",
+    "nuts",
+    "stamps",
+)
 OBJECTS += ("rings", "hats", "boxes", "stones")
 PHRASES = {
     "+": ("buys {}", "finds {}", "gets {}", "wins {}"),
@@ -160,7 +173,9 @@ def render(problem: TinyProblem, style: Style, kind: str = "tagged", slip: int =
     result = c + slip
     text = SEPARATOR[style].join(lead + r for lead, r in work((*head, (a, op, b, result)), style))
     if kind == "untagged":
-        return text + {"base": ". The answer is {}", "coder": "\nreturn {}", "words": ", so {}."}[style].format(result)
+        return text + {"base": ". The answer is {}", "coder": "\nreturn {}", "words": ", so {}."}[
+            style
+        ].format(result)
     if style == "coder":
         return f"<think>\n{text}\n</think>\n<answer> {result} </answer>"
     return f"<think> {text} </think> <answer> {result} </answer>"
@@ -176,8 +191,17 @@ SPLIT = r" ?</?(?:think|answer)>|; | ?[A-Za-z]+|[0-9]|[ \n]|[^ \nA-Za-z0-9]"
 def vocabulary() -> list[str]:
     """The 93 tokens; a token's place is its id."""
     words = " ".join(p.replace(" {}", "") for kind in PHRASES.values() for p in kind).split()
-    words += "has How many now Count the gives then so The answer is guess".split()
-    tags = ["<think>", " <think>", "</think>", " </think>", "<answer>", " <answer>", "</answer>", " </answer>"]
+    words += ["has", "How", "many", "now", "Count", "the", "gives", "then", "so", "The", "answer", "is", "guess"]
+    tags = [
+        "<think>",
+        " <think>",
+        "</think>",
+        " </think>",
+        "<answer>",
+        " <answer>",
+        "</answer>",
+        " </answer>",
+    ]
     tokens = [PAD, EOS, *tags, *"0123456789", " ", "\n", *",.?;+-*/=", "; ", *"abcdefg", "return", *NAMES]
     tokens += [" " + word for word in dict.fromkeys([*OBJECTS, *words])]
     return tokens
@@ -192,7 +216,11 @@ def make_tokenizer(out: Path) -> None:
     core.pre_tokenizer = pre_tokenizers.Split(Regex(SPLIT), behavior="isolated")
     core.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token=PAD, eos_token=EOS, clean_up_tokenization_spaces=False, padding_side="left"
+        tokenizer_object=core,
+        pad_token=PAD,
+        eos_token=EOS,
+        clean_up_tokenization_spaces=False,
+        padding_side="left",
     )
     tokenizer.save_pretrained(out)
 
@@ -229,7 +257,7 @@ class TinyModel:
     """Learning rate of Muon, on the layers' matrices."""
     rate: float = Field(default=0.01, gt=0)
     """Learning rate of AdamW, on the embedding, norms and biases."""
-    long_share: float = Field(default=0.12, ge=0, le=1)
+    long_share: float = Field(default=0.2, ge=0, le=1)
     """Share of four-step chains, so that the out-of-distribution set is not at the floor."""
     other_share: float = Field(default=0.02, ge=0, le=1)
     """Share of solutions in the other expert's style."""
@@ -337,7 +365,12 @@ def warm_start(
                 progress(step, settings.steps, loss.item())
     finally:
         torch.set_num_threads(threads)
-    facts = {"settings": to_dict(settings), "seed": seed, "steps": settings.steps, "loss": round(loss.item(), 6)}
+    facts = {
+        "settings": to_dict(settings),
+        "seed": seed,
+        "steps": settings.steps,
+        "loss": round(loss.item(), 6),
+    }
     return _write(model, Path(tokenizer), Path(out), facts, began)
 
 
@@ -404,7 +437,12 @@ def _batches(settings: TinyModel, rng: random.Random, tokenizer: Path, data: Pat
     rows = []
     for segments in texts:
         parts = [(next(encoded).ids, counted) for _, counted in segments]
-        rows.append(([i for ids, _ in parts for i in ids], [i if counted else -1 for ids, counted in parts for i in ids]))
+        rows.append(
+            (
+                [i for ids, _ in parts for i in ids],
+                [i if counted else -1 for ids, counted in parts for i in ids],
+            )
+        )
     batches = []
     pool = 16 * settings.batch
     for start in range(0, len(rows), pool):

@@ -27,8 +27,8 @@ from ftis.config import RunConfig, load_run, recipe_hash, to_dict
 from ftis.data import Problem, iteration_problems, load_problems
 from ftis.errors import UserError
 from ftis.evaluate import complete, completion_text, summary
-from ftis.metrics import Samples, update_metrics
 from ftis.methods import METHODS
+from ftis.metrics import Samples, update_metrics
 from ftis.objective import Objective, group_advantages, grpo_loss
 from ftis.policy import Policy, load_node
 from ftis.progress import Progress
@@ -37,7 +37,17 @@ from ftis.provenance import provenance, sha256, write_atomic, write_json
 from ftis.rewards import grade_many
 from ftis.rollout import Request, Sampler, SamplingParams, TransformersSampler
 from ftis.swarm import (
-    Expected, LocalTransport, Message, MessageError, Rollouts, Transport, assignment, check, decode, encode, pack,
+    Expected,
+    LocalTransport,
+    Message,
+    MessageError,
+    Rollouts,
+    Transport,
+    assignment,
+    check,
+    decode,
+    encode,
+    pack,
 )  # fmt: skip
 
 # Purposes that keep random draws apart; part of every key.
@@ -56,7 +66,9 @@ def train(config: RunConfig, out: Path) -> None:
             if _recorded_recipe(out) == recipe:
                 print(f"{out}: this run is finished; nothing to do", file=sys.stderr)
                 return
-            raise UserError(f"{out}: holds a finished run with other settings; remove it or choose another --out")
+            raise UserError(
+                f"{out}: holds a finished run with other settings; remove it or choose another --out"
+            )
         write_atomic(out / "config.yaml", yaml.safe_dump(to_dict(config), sort_keys=False))
         if config.threads:
             torch.set_num_threads(config.threads)
@@ -120,7 +132,9 @@ class Swarm:
         self.transport = transport or LocalTransport()
         self.problems = load_problems(config.train)
         self.validation = load_problems(config.validation.data) if config.validation.data else []
-        self.nodes = [Participant(k, config, load_node(n, _adapter_seed(config, k))) for k, n in enumerate(config.nodes)]
+        self.nodes = [
+            Participant(k, config, load_node(n, _adapter_seed(config, k))) for k, n in enumerate(config.nodes)
+        ]
         _check_same_tokenizer(self.nodes)
         stop = frozenset().union(*(n.policy.stop_ids for n in self.nodes))
         for node in self.nodes:
@@ -181,7 +195,10 @@ class Swarm:
                     check(message, self._expected(node.policy, sent, sender))
                 except MessageError as error:
                     node.refused[error.reason] += 1
-                    print(f"step {step}: node {node.index} refused node {sender}'s message: {error}", file=sys.stderr)
+                    print(
+                        f"step {step}: node {node.index} refused node {sender}'s message: {error}",
+                        file=sys.stderr,
+                    )
                     continue
                 accepted.append((sent, sender, message.rollouts))
         return accepted
@@ -227,7 +244,11 @@ def sampling_params(config: RunConfig) -> SamplingParams:
     """How a run's completions are sampled."""
     rollout = config.rollout
     return SamplingParams(
-        rollout.max_new_tokens, rollout.temperature, config.readings.top_k, rollout.max_batch, rollout.max_total_tokens
+        rollout.max_new_tokens,
+        rollout.temperature,
+        config.readings.top_k,
+        rollout.max_batch,
+        rollout.max_total_tokens,
     )
 
 
@@ -293,7 +314,10 @@ class Participant:
         completions = [c for group in groups for c in group]
         with self.phase("grade"):
             self.verdicts = grade_many(
-                [(completion_text(self.policy, c), problems[p].gold, problems[p].task) for (p, _), c in zip(places, completions)],
+                [
+                    (completion_text(self.policy, c), problems[p].gold, problems[p].task)
+                    for (p, _), c in zip(places, completions)
+                ],
                 shape=config.reward,
             )
         return pack(
@@ -317,8 +341,11 @@ class Participant:
             readings.advantage_scale,
             readings.std,
         ).float()
-        # Advantages are over whole groups; truncated completions may then leave the update.
-        used = np.flatnonzero(samples.finished | (self.config.rollout.truncated == "train"))
+        # Advantages are over whole groups; truncated completions may then leave the update, and those
+        # whose advantage is 0 may stay out of its forward pass.
+        counted = samples.finished | (self.config.rollout.truncated == "train")
+        skipped = counted & (advantages.numpy() == 0) & optim.skip_zero_advantage
+        used = np.flatnonzero(counted & ~skipped)
         shuffled = used
         if optim.mini_batches > 1:
             key = np.random.SeedSequence((MINI_BATCH, self.config.seed, step, self.index))
@@ -328,9 +355,14 @@ class Participant:
         collected: list[dict[str, Any]] = []
         norms = []
         with self.phase("update"):
-            start = self._logprobs_now(samples, shuffled) if readings.clip_reference == "iteration_start" else None
+            start = (
+                self._logprobs_now(samples, shuffled)
+                if readings.clip_reference == "iteration_start"
+                else None
+            )
             for mini in np.array_split(shuffled, optim.mini_batches):
-                norms.append(self._update(step, samples, advantages, mini, start, collected))
+                unseen = int(skipped.sum()) / optim.mini_batches
+                norms.append(self._update(step, samples, advantages, mini, unseen, start, collected))
         own = next(rollouts for _, sender, rollouts in batch if sender == self.index)
         verdicts = self.verdicts
         return {
@@ -352,20 +384,28 @@ class Participant:
         }
 
     def _micro_batches(self, samples: Samples, index: np.ndarray) -> list[np.ndarray]:
-        """Completions of like length together, each batch within the budget of padded tokens."""
-        total = samples.total_length
-        ordered = index[np.argsort(total[index], kind="stable")]
+        """Completions of a group together, since they share their prompt's pass, and groups of like length
+        together; each batch within the budget of padded tokens, prompts counted once."""
+        prompt_length = np.array([len(p) for p in samples.prompts])
+        ordered = index[np.lexsort((samples.length[index], samples.group[index], samples.group_width[index]))]
         batches, first = [], 0
-        for i in range(len(ordered)):
-            longest = int(total[ordered[i]])
-            if i > first and (i + 1 - first) * longest > self.config.optim.micro_batch_tokens:
+        groups, longest, longest_prompt = set(), 0, 0
+        for i, row in enumerate(ordered):
+            groups.add(samples.group[row])
+            longest = max(longest, samples.length[row])
+            longest_prompt = max(longest_prompt, prompt_length[row])
+            tokens = len(groups) * longest_prompt + (i + 1 - first) * longest
+            if i > first and tokens > self.config.optim.micro_batch_tokens:
                 batches.append(ordered[first:i])
-                first = i
+                first, groups = i, {samples.group[row]}
+                longest, longest_prompt = samples.length[row], prompt_length[row]
         return [*batches, ordered[first:]] if len(ordered) else []
 
     def _logprobs(self, samples: Samples, rows: np.ndarray):
         return self.policy.token_logprobs(
-            [samples.prompts[i] for i in rows], [samples.tokens[i] for i in rows], self.config.rollout.temperature
+            [samples.prompts[i] for i in rows],
+            [samples.tokens[i] for i in rows],
+            self.config.rollout.temperature,
         )
 
     @torch.no_grad()
@@ -377,21 +417,17 @@ class Participant:
             found |= {int(i): row[: samples.length[i]] for i, row in zip(rows, logp)}
         return found
 
-    def _update(self, step, samples: Samples, advantages, index, start, collected) -> float:
-        """One optimizer step on the completions `index`; returns the gradient norm before clipping."""
+    def _update(self, step, samples: Samples, advantages, index, unseen, start, collected) -> float:
+        """One optimizer step on the completions `index`; returns the gradient norm before clipping.
+
+        `unseen` completions of advantage 0 count in the mean without having been computed.
+        """
         self.optimizer.zero_grad(set_to_none=True)
-        count = 0
+        count = unseen
         for rows in self._micro_batches(samples, index):
             logp, entropy, mask = self._logprobs(samples, rows)
             device = logp.device
-
-            def padded(values: Sequence[np.ndarray]) -> torch.Tensor:
-                out = np.zeros(mask.shape, np.float32)
-                for line, value in zip(out, values):
-                    line[: len(value)] = value
-                return torch.from_numpy(out).to(device)
-
-            logp_gen = padded([samples.logprobs[i] for i in rows])
+            logp_gen = _padded([samples.logprobs[i] for i in rows], logp)
             loss = grpo_loss(
                 self.objective,
                 logp,
@@ -400,7 +436,7 @@ class Participant:
                 advantages[rows].to(device),
                 torch.from_numpy(samples.own[rows]).to(device),
                 torch.from_numpy(samples.group_width[rows]).to(device),
-                padded([start[int(i)] for i in rows]) if start is not None else None,
+                _padded([start[int(i)] for i in rows], logp) if start is not None else None,
             )
             loss.total.backward()
             count += int(loss.count)
@@ -413,7 +449,7 @@ class Participant:
         params = [p for p in self.params.values() if p.grad is not None]
         # The mean's denominator is known only now: what is filtered may leave it.
         for p in params:
-            p.grad /= max(1, count)
+            p.grad /= max(1.0, count)
         norm = float(torch.nn.utils.clip_grad_norm_(params, self.config.optim.clip)) if params else 0.0
         if not math.isfinite(norm):
             raise UserError(
@@ -432,15 +468,23 @@ class Participant:
                 if samples == 0:
                     continue
                 key = (VALIDATION, self.config.seed, step, self.index)
-                rows = list(
-                    complete(
-                        self.policy, self.sampler, problems, self.config.rollout.prompt, config.max_new_tokens, key,
-                        samples, temperature, self.config.rollout.max_batch,
-                    )  # fmt: skip
-                )
+                rollout = self.config.rollout
+                completed = complete(
+                    self.policy, self.sampler, problems, rollout.prompt, config.max_new_tokens, key,
+                    samples, temperature, rollout.max_batch,
+                )  # fmt: skip
+                rows = list(completed)
                 verdicts = grade_many([(text, problems[i].gold, problems[i].task) for i, _, _, text in rows])
                 scores[kind] = summary(verdicts, [not c.finished for _, _, c, _ in rows])
         return scores
+
+
+def _padded(values: Sequence[np.ndarray], like: torch.Tensor) -> torch.Tensor:
+    """Rows of floats in the shape (N, T) and on the device of `like`, padded with 0."""
+    out = np.zeros(like.shape, np.float32)
+    for line, value in zip(out, values):
+        line[: len(value)] = value
+    return torch.from_numpy(out).to(like.device)
 
 
 class _Phase:

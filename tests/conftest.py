@@ -37,7 +37,8 @@ def make_config(tiny):
         fields = {
             "name": "test",
             "nodes": [
-                n if isinstance(n, dict) else {"name": n, "model": str(tiny / n), "learning_rate": 3e-4} for n in nodes
+                n if isinstance(n, dict) else {"name": n, "model": str(tiny / n), "learning_rate": 3e-4}
+                for n in nodes
             ],
             "train": {"name": "tiny", "path": str(tiny / "data" / "train.jsonl")},
             "method": method,

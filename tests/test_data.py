@@ -28,7 +28,10 @@ def test_real_datasets_in_full():
     assert (len(train), len(test), len(math)) == (7473, 1319, 500)
     assert test[0].gold == "18" and test[0].question.startswith("Janet")
     assert math[0].gold == r"\left( 3, \frac{\pi}{2} \right)"
-    assert math[0].id == "test/precalculus/807.json" and math[0].meta == {"subject": "Precalculus", "level": 2}
+    assert math[0].id == "test/precalculus/807.json" and math[0].meta == {
+        "subject": "Precalculus",
+        "level": 2,
+    }
     assert len({p.id for p in train}) == 7473
 
 
@@ -38,14 +41,21 @@ def test_local_file_shuffle_and_limit(tmp_path):
     assert [p.gold for p in plain] == [str(i) for i in range(9)]
     mixed = load_problems(Dataset(name="gsm8k", path=path, shuffle_seed=1, limit=4))
     again = load_problems(Dataset(name="gsm8k", path=path, shuffle_seed=1))
-    assert mixed == again[:4] and again != plain and Counter(again_p.id for again_p in again).most_common(1)[0][1] == 1
+    assert (
+        mixed == again[:4]
+        and again != plain
+        and Counter(again_p.id for again_p in again).most_common(1)[0][1] == 1
+    )
 
 
 @pytest.mark.parametrize(
     ("rows", "says"),
     [
         ([{"question": "q"}], "row 1 has no text in the field 'answer'"),
-        ([{"question": "q", "answer": "#### 3"}, {"answer": "#### 3"}], "row 2 has no text in the field 'question'"),
+        (
+            [{"question": "q", "answer": "#### 3"}, {"answer": "#### 3"}],
+            "row 2 has no text in the field 'question'",
+        ),
         ([{"question": "q", "answer": "3"}], "must end with '#### ANSWER'"),
         ([{"question": 5, "answer": "#### 3"}], "field 'question'"),
         (["text"], "field 'question'"),

@@ -88,7 +88,6 @@ def test_gather_by_hand():
     assert samples.length.tolist() == [4, 1, 2, 2, 3, 1]
     assert samples.group_width.tolist() == [4, 2, 2, 3, 3, 1]
     assert samples.prompts == [[11, 12], [13], [13], [21], [21], [22, 23, 24]]
-    assert samples.total_length.tolist() == [6, 2, 3, 3, 4, 4]
     assert samples.own.tolist() == [False, False, False, True, True, True]
     assert samples.reward.tolist() == [0, 1, 0, 0, 1, 1]
     assert samples.finished.tolist() == [True, False, True, True, True, False]

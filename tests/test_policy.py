@@ -59,7 +59,9 @@ def test_logprobs_are_those_of_the_models_own_logits(tiny):
     logp, _, mask = policy.token_logprobs(prompts, completions)
     assert mask.sum(-1).tolist() == [4, 2]
     for row, prompt, completion in zip(logp, prompts, completions):
-        logits = policy.model(input_ids=torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
+        logits = policy.model(input_ids=torch.tensor([[*prompt, *completion]])).logits[
+            0, len(prompt) - 1 : -1
+        ]
         expected = torch.log_softmax(logits, -1).gather(-1, torch.tensor(completion)[:, None]).squeeze(-1)
         torch.testing.assert_close(row[: len(completion)], expected, atol=1e-5, rtol=1e-5)
         assert (row[len(completion) :] == 0).all()
@@ -120,7 +122,9 @@ def test_a_saved_policy_loads_with_the_libraries_and_with_us(tiny, tmp_path, lor
 
         theirs = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "saved")
     prompts, completions = batch(policy)
-    logits = theirs(input_ids=torch.tensor([[*prompts[0], *completions[0]]])).logits[0, len(prompts[0]) - 1 : -1]
+    logits = theirs(input_ids=torch.tensor([[*prompts[0], *completions[0]]])).logits[
+        0, len(prompts[0]) - 1 : -1
+    ]
     got = torch.log_softmax(logits, -1).gather(-1, torch.tensor(completions[0])[:, None]).squeeze(-1)
     torch.testing.assert_close(got, expected[0], atol=1e-5, rtol=1e-5)
 
@@ -174,3 +178,21 @@ def test_a_tokenizer_that_mangles_text_is_refused(tiny, tmp_path):
     path.write_text(json.dumps(tokenizer))
     with pytest.raises(UserError, match="doesn't give it back"):
         load_tokenizer(str(tmp_path / "tok"))
+
+
+def test_a_shared_prompt_is_read_once_with_the_same_result(tiny):
+    """Rows that hold the same prompt object share its pass: log-probs and gradients stay those of the plain path."""
+    policy = load_policy(str(tiny / "base"))
+    encode = policy.tokenizer.encode
+    prompts = [encode(t, add_special_tokens=False) for t in ("Tom has 7 pens.", "Tom has 15 pens. How many pens")]
+    completions = [prompts[1][i : i + 2 + i] for i in range(6)]
+    shared = [prompts[i % 2] for i in range(6)]
+    results = []
+    for rows in (shared, [list(p) for p in shared]):
+        policy.model.zero_grad()
+        logp, entropy, mask = policy.token_logprobs(rows, completions)
+        (logp * mask).square().sum().backward()
+        gradient = torch.cat([p.grad.flatten() for p in policy.trainable().values()])
+        results.append((logp.detach(), entropy.detach(), mask, gradient))
+    for one, other in zip(*results):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)

@@ -9,6 +9,7 @@ from ftis.data import load_problems
 from ftis.policy import load_policy
 from ftis.rollout import Request, SamplingParams, TransformersSampler, choose, draws
 
+
 @pytest.fixture(scope="module")
 def policy(tiny):
     policy = load_policy(str(tiny / "base"))
@@ -84,7 +85,9 @@ def test_draws_belong_to_the_completion_not_to_the_batch(policy):
     whole = sampler.sample(asked, SamplingParams(40))
     pieces = sampler.sample(asked, SamplingParams(40, max_batch=5))
     backwards = sampler.sample(asked[::-1], SamplingParams(40))[::-1]
-    alone = [sampler.sample([Request(r.prompt, [k])], SamplingParams(40))[0][0] for r in asked for k in r.keys]
+    alone = [
+        sampler.sample([Request(r.prompt, [k])], SamplingParams(40))[0][0] for r in asked for k in r.keys
+    ]
     for a, b, c, d in zip(*([x for g in groups for x in g] for groups in (whole, pieces, backwards)), alone):
         np.testing.assert_array_equal(a.tokens, b.tokens)
         np.testing.assert_array_equal(a.tokens, c.tokens)

@@ -189,7 +189,9 @@ def test_mini_batches_stale_samples_and_all_readings_resume(tiny, tmp_path, monk
     with monkeypatch.context() as patch:
         original = Swarm.iteration
         patch.setattr(
-            Swarm, "iteration", lambda self, step: original(self, step) if step < 3 else (_ for _ in ()).throw(Killed)
+            Swarm,
+            "iteration",
+            lambda self, step: original(self, step) if step < 3 else (_ for _ in ()).throw(Killed),
         )
         with pytest.raises(Killed):
             train(config, tmp_path / "cut")
@@ -216,6 +218,18 @@ def test_micro_batches_change_nothing(make_config):
     for a, b in zip(whole, small):
         assert a.norm() > 1e-3
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
+
+
+def test_skipping_zero_advantages_changes_no_gradient(make_config):
+    plain = make_config(optim={"clip": 1e9})
+    skipping = make_config(optim={"clip": 1e9, "skip_zero_advantage": True})
+    for a, b in zip(gradients(plain), gradients(skipping)):
+        assert a.norm() > 1e-3
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
+    lines = [Swarm(c, "0" * 12).iteration(1)["nodes"][0] for c in (plain, skipping)]
+    assert lines[1]["tokens_trained"] < lines[0]["tokens_trained"]
+    with pytest.raises(UserError, match="skip_zero_advantage: with filtered_denominator 'leave'"):
+        make_config(optim={"skip_zero_advantage": True}, readings={"preset": "code"})
 
 
 @pytest.mark.parametrize("method", ["nois", "vis", "tis", "fnois", "fvis", "ftis"])
@@ -254,7 +268,10 @@ def test_a_message_that_fails_its_check_is_counted_and_left_out(make_config, mon
             tokens = message.rollouts.tokens.copy()
             tokens[0] = 10**6
             message = type(message)(
-                message.run, message.step, message.node, type(message.rollouts)(**vars(message.rollouts) | {"tokens": tokens})
+                message.run,
+                message.step,
+                message.node,
+                type(message.rollouts)(**vars(message.rollouts) | {"tokens": tokens}),
             )
         return encode(message)
 
@@ -274,7 +291,9 @@ def test_truncated_completions_can_be_dropped(make_config):
 
 def test_alone_learns(make_config):
     """Training reward rises within a few iterations on a barely warmed-up model."""
-    config = make_config(nodes=("base",), prompts=12, group_size=12, iterations=14, readings={"preset": "paper"})
+    config = make_config(
+        nodes=("base",), prompts=12, group_size=12, iterations=14, readings={"preset": "paper"}
+    )
     swarm = Swarm(config, "0" * 12)
     rewards = [swarm.iteration(step)["nodes"][0]["reward"] for step in range(1, 15)]
     assert np.mean(rewards[-4:]) > np.mean(rewards[:4]) + 0.05, rewards
@@ -293,9 +312,9 @@ def test_nodes_must_share_a_tokenizer_by_content(make_config, tiny, tmp_path):
 
 
 def test_one_trainer_a_run(make_config, tmp_path):
-    with state.run_lock(tmp_path / "run/state"):
-        with pytest.raises(UserError, match=r"another process trains this run \(pid \d+ on"):
-            train(make_config(), tmp_path / "run")
+    refused = pytest.raises(UserError, match=r"another process trains this run \(pid \d+ on")
+    with state.run_lock(tmp_path / "run/state"), refused:
+        train(make_config(), tmp_path / "run")
     assert not (tmp_path / "run/config.yaml").exists()
 
 

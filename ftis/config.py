@@ -19,6 +19,8 @@ from pydantic.dataclasses import dataclass
 
 from ftis.errors import UserError, unknown
 from ftis.methods import METHODS
+from ftis.prompts import PROMPTS
+from ftis.rewards import FORMATS
 
 settings = dataclass(
     frozen=True, kw_only=True, config=ConfigDict(extra="forbid", use_attribute_docstrings=True)
@@ -133,7 +135,6 @@ class Dataset:
 class Rollout:
     """How completions are sampled."""
 
-    backend: Literal["transformers"] = "transformers"
     prompt: str = "tiny-v1"
     """Key of `ftis.prompts.PROMPTS`."""
     max_new_tokens: int = Field(default=760, ge=1)
@@ -222,6 +223,10 @@ class RunConfig:
     def _consistent(self) -> RunConfig:
         if self.method not in METHODS:
             raise ValueError(str(unknown("method", self.method, METHODS)))
+        if self.reward not in FORMATS:
+            raise ValueError(f"reward: {unknown('format', self.reward, FORMATS)}")
+        if self.rollout.prompt not in PROMPTS:
+            raise ValueError(f"rollout.prompt: {unknown('prompt', self.rollout.prompt, PROMPTS)}")
         filtered = METHODS[self.method].filtered
         if filtered and self.threshold is None:
             raise ValueError(f"threshold: method {self.method!r} filters and needs one, e.g. 50")
@@ -331,3 +336,37 @@ def recipe(config: RunConfig) -> dict[str, Any]:
 def recipe_hash(config: RunConfig) -> str:
     """12 hex digits over `recipe`."""
     return hashlib.sha256(json.dumps(recipe(config), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def describe() -> str:
+    """Every setting of a run with its type, default and meaning, as text read off the JSON schema."""
+    schema = RUN_CONFIG.json_schema()
+    lines: list[str] = []
+
+    def walk(node: dict[str, Any], indent: str) -> None:
+        for name, entry in node["properties"].items():
+            inner = _resolve(entry.get("items", entry), schema["$defs"])
+            needed = name in node.get("required", ())
+            default = (
+                "required" if needed else "" if "properties" in inner else f"default {entry.get('default')!r}"
+            )
+            kind = "list of:" if "properties" in inner and "items" in entry else _kind(entry)
+            about = " ".join(entry.get("description", inner.get("description", "")).split())
+            head = "; ".join(part for part in (kind if "properties" not in inner else "", default) if part)
+            lines.append(
+                f"{indent}{name}" + (f"  ({head})" if head else "") + (f"  {about}" if about else "")
+            )
+            if "properties" in inner:
+                walk(inner, indent + "    ")
+
+    walk(schema, "")
+    return "\n".join(lines)
+
+
+def _kind(entry: dict[str, Any]) -> str:
+    """A type in few words: `number`, `a | b | c`, `integer or null`."""
+    if "enum" in entry:
+        return " | ".join(map(str, entry["enum"]))
+    if "anyOf" in entry:
+        return " or ".join(_kind(option) for option in entry["anyOf"])
+    return entry.get("const") or entry.get("type", "")

@@ -244,7 +244,7 @@ def load_policy(
     Stop ids are the union of the config's, the generation config's and the tokenizer's eos. Raises
     UserError where the model isn't there, has dropout, or has a head that isn't one matrix.
     """
-    source, extra = _source(model, revision)
+    source, _ = _source(model, revision)
     where = pick_device(device)
     tokenizer = load_tokenizer(model, revision)
     adapter = Path(source) / "adapter_config.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import Self
 
 
 class Progress:
@@ -23,7 +24,7 @@ class Progress:
         sys.stderr.write(f"\r\x1b[K{self.what} {done}/{self.total}, {left}  {note}")
         sys.stderr.flush()
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         self.update(self.first)
         return self
 

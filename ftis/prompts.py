@@ -7,10 +7,12 @@ different default system prompts, and then their nodes would not answer the same
 from __future__ import annotations
 
 from collections.abc import Callable
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from ftis.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 INSTRUCTION = (
     "Solve the problem. First reason step by step between <think> and </think>. Then write only the final "

@@ -191,7 +191,21 @@ SPLIT = r" ?</?(?:think|answer)>|; | ?[A-Za-z]+|[0-9]|[ \n]|[^ \nA-Za-z0-9]"
 def vocabulary() -> list[str]:
     """The 93 tokens; a token's place is its id."""
     words = " ".join(p.replace(" {}", "") for kind in PHRASES.values() for p in kind).split()
-    words += ["has", "How", "many", "now", "Count", "the", "gives", "then", "so", "The", "answer", "is", "guess"]
+    words += [
+        "has",
+        "How",
+        "many",
+        "now",
+        "Count",
+        "the",
+        "gives",
+        "then",
+        "so",
+        "The",
+        "answer",
+        "is",
+        "guess",
+    ]
     tags = [
         "<think>",
         " <think>",

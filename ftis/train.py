@@ -474,7 +474,8 @@ class Participant:
                     samples, temperature, rollout.max_batch,
                 )  # fmt: skip
                 rows = list(completed)
-                verdicts = grade_many([(text, problems[i].gold, problems[i].task) for i, _, _, text in rows])
+                items = [(text, problems[i].gold, problems[i].task) for i, _, _, text in rows]
+                verdicts = grade_many(items, shape=self.config.reward)
                 scores[kind] = summary(verdicts, [not c.finished for _, _, c, _ in rows])
         return scores
 

@@ -184,7 +184,9 @@ def test_a_shared_prompt_is_read_once_with_the_same_result(tiny):
     """Rows that hold the same prompt object share its pass: log-probs and gradients stay those of the plain path."""
     policy = load_policy(str(tiny / "base"))
     encode = policy.tokenizer.encode
-    prompts = [encode(t, add_special_tokens=False) for t in ("Tom has 7 pens.", "Tom has 15 pens. How many pens")]
+    prompts = [
+        encode(t, add_special_tokens=False) for t in ("Tom has 7 pens.", "Tom has 15 pens. How many pens")
+    ]
     completions = [prompts[1][i : i + 2 + i] for i in range(6)]
     shared = [prompts[i % 2] for i in range(6)]
     results = []
@@ -194,5 +196,7 @@ def test_a_shared_prompt_is_read_once_with_the_same_result(tiny):
         (logp * mask).square().sum().backward()
         gradient = torch.cat([p.grad.flatten() for p in policy.trainable().values()])
         results.append((logp.detach(), entropy.detach(), mask, gradient))
-    for one, other in zip(*results):
+    for one, other in zip(*(r[:3] for r in results)):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+    shared, plain = (r[3] for r in results)
+    assert (shared - plain).norm() < 1e-5 * plain.norm()

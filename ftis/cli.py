@@ -92,7 +92,11 @@ def parser() -> argparse.ArgumentParser:
         option("--limit", type=int, metavar="N", help="first N problems of each (default: all)"),
         option("--max-new-tokens", type=int, default=768, metavar="N", help="(default: %(default)s)"),
         option("--max-batch", type=int, default=32, metavar="N", help="sequences at a time (default: %(default)s)"),
-        option("--seed", type=int, default=42),
+        option("--samples", type=int, default=1, metavar="K", help="completions a problem: avg@K and pass@k (default: 1)"),
+        option("--temperature", type=float, default=0.0, help="0 is greedy (default: %(default)s)"),
+        option("--shape", default="strict", help="format that is counted: strict, code, open, tag, boxed, any (default: %(default)s)"),
+        option("--seed", type=int, default=42, help="of the sampling (default: %(default)s)"),
+        option("--resume", action="store_true", help="go on from what an interrupted call left in --out"),
         option("--device", default="auto", help="cpu, cuda, ... (default: %(default)s)"),
         option("--out", type=Path, default=Path("results/evaluate"), metavar="DIR", help="(default: %(default)s)"),
     )  # fmt: skip
@@ -167,20 +171,18 @@ def _settings(_arguments: argparse.Namespace) -> None:
 
 def _generate(arguments: argparse.Namespace) -> None:
     from ftis import grid
-    from ftis.evaluate import Test, generate, run_subjects
+    from ftis.evaluate import BenchmarkSpec, Sampling, generate, run_subjects
 
     config = _grid_run(arguments)
     folder = _run_folder(arguments)
     subjects, facts = run_subjects(folder)
     tests = {
-        role: Test(b.data, b.prompt or config.rollout.prompt, b.max_new_tokens)
+        role: BenchmarkSpec(b.data, b.prompt or config.rollout.prompt, b.max_new_tokens)
         for role, b in grid.benchmarks(arguments.tier).items()
     }
     _use_threads(grid.resources(arguments.tier, "generate").threads)
-    generate(
-        subjects, tests, folder / "generations.jsonl", config.seed,
-        max_batch=config.rollout.max_batch, shape=config.reward, facts=facts,
-    )  # fmt: skip
+    sampling = Sampling(config.seed, max_batch=config.rollout.max_batch, shape=config.reward)
+    generate(subjects, tests, folder / "generations.jsonl", sampling, facts=facts, resume=True)
 
 
 def _use_threads(count: int) -> None:
@@ -199,21 +201,31 @@ def _score(arguments: argparse.Namespace) -> None:
 def _evaluate(arguments: argparse.Namespace) -> None:
     from ftis.config import Dataset
     from ftis.errors import unknown
-    from ftis.evaluate import Subject, Test, generate, score
+    from ftis.evaluate import BenchmarkSpec, Sampling, Subject, generate, score
+    from ftis.rewards import FORMATS
 
+    if arguments.shape not in FORMATS:
+        raise unknown("format", arguments.shape, FORMATS)
+    if arguments.samples < 1 or (arguments.samples > 1 and arguments.temperature <= 0):
+        raise UserError(
+            "--samples: must be at least 1, and several need --temperature above 0 (greedy repeats itself)"
+        )
     tests = {}
     for name in arguments.benchmark.split(","):
         if name not in ("gsm8k", "math500"):
             raise unknown("benchmark", name, ("gsm8k", "math500"))
         data = Dataset(name=name, split="test", limit=arguments.limit)
-        tests[name] = Test(data, arguments.prompt, arguments.max_new_tokens)
+        tests[name] = BenchmarkSpec(data, arguments.prompt, arguments.max_new_tokens)
     subject = Subject(0, "model", arguments.model, arguments.model, arguments.revision)
     generations, scores = arguments.out / "generations.jsonl", arguments.out / "scores.json"
-    generate([subject], tests, generations, arguments.seed, arguments.device, arguments.max_batch)
+    sampling = Sampling(
+        arguments.seed, arguments.samples, arguments.temperature, arguments.max_batch, arguments.shape
+    )
+    generate([subject], tests, generations, sampling, arguments.device, resume=arguments.resume)
     for name, result in score(generations, scores)["nodes"][0]["benchmarks"].items():
         print(
             f"{name}: accuracy {result['accuracy']:.1%} (95 % interval {result['low']:.1%} to {result['high']:.1%}, "
-            f"n = {result['n']}), format {result['format_rate']:.1%}, truncated {result['truncated']:.1%}"
+            f"{result['problems']} problems x {result['samples']}), format {result['format_rate']:.1%}, truncated {result['truncated']:.1%}"
         )
     print(f"written: {generations}, {scores}")
 

@@ -7,9 +7,10 @@ a header that pins model, data, prompt and sampling, then one line a completion 
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +18,9 @@ from ftis.config import Dataset
 from ftis.data import SOURCES, Problem, load_problems, local_file
 from ftis.errors import UserError
 from ftis.progress import Progress
-from ftis.provenance import sha256, versions, write_atomic, write_json
+from ftis.provenance import sha256, versions, write_json
 from ftis.rewards import Verdict, grade_many, is_fault
-from ftis.stats import wilson
+from ftis.stats import mean_interval, pass_at_k, wilson
 
 if TYPE_CHECKING:
     from ftis.policy import Policy
@@ -40,7 +41,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Test:
+class BenchmarkSpec:
     """A benchmark with the prompt and budget that it is taken with."""
 
     data: Dataset
@@ -54,11 +55,23 @@ def completion_text(policy: Policy, completion: Completion) -> str:
     return policy.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """How completions are drawn. Temperature 0 is greedy, one sample a problem; `shape` (key of
+    `ftis.rewards.FORMATS`) is what the format rate will count."""
+
+    seed: int
+    samples: int = 1
+    temperature: float = 0.0
+    max_batch: int = 64
+    shape: str = "strict"
+
+
 def complete(
     policy: Policy, sampler: Sampler, problems: Sequence[Problem], prompt: str, max_new_tokens: int,
-    key: tuple[int, ...], samples: int = 1, temperature: float = 0.0, max_batch: int = 1024,
+    key: tuple[int, ...], samples: int = 1, temperature: float = 0.0, max_batch: int = 1024, start: int = 0,
 ) -> Iterator[tuple[int, int, Completion, str]]:  # fmt: skip
-    """(problem index, sample index, completion, its text) for each problem, in order.
+    """(problem index, sample index, completion, its text) for each problem from `start` on, in order.
 
     `key` decides the random draws together with the problem's and the sample's index.
     """
@@ -67,18 +80,17 @@ def complete(
 
     params = SamplingParams(max_new_tokens, temperature, max_batch=max_batch)
     step = max(1, max_batch // samples)
-    for start in range(0, len(problems), step):
-        chunk = problems[start : start + step]
+    for first in range(start, len(problems), step):
         requests = [
             Request(
-                encode_prompt(prompt, p.question, policy.tokenizer),
-                [(*key, start + i, s) for s in range(samples)],
+                encode_prompt(prompt, problems[i].question, policy.tokenizer),
+                [(*key, i, s) for s in range(samples)],
             )
-            for i, p in enumerate(chunk)
+            for i in range(first, min(first + step, len(problems)))
         ]
-        for i, group in enumerate(sampler.sample(requests, params)):
+        for i, group in enumerate(sampler.sample(requests, params), first):
             for s, completion in enumerate(group):
-                yield start + i, s, completion, completion_text(policy, completion)
+                yield i, s, completion, completion_text(policy, completion)
 
 
 def summary(verdicts: Sequence[Verdict], truncated: Sequence[bool]) -> dict[str, float]:
@@ -93,12 +105,12 @@ def summary(verdicts: Sequence[Verdict], truncated: Sequence[bool]) -> dict[str,
 
 
 def generate(
-    subjects: Sequence[Subject], tests: dict[str, Test], out: Path, seed: int, device: str = "auto",
-    max_batch: int = 64, shape: str = "strict", facts: dict[str, Any] | None = None,
+    subjects: Sequence[Subject], tests: dict[str, BenchmarkSpec], out: Path, sampling: Sampling, device: str = "auto",
+    facts: dict[str, Any] | None = None, resume: bool = False,
 ) -> None:  # fmt: skip
-    """Write a generations file: one greedy completion a problem, for each model and test.
+    """Write a generations file: completions of every problem, for each model and test.
 
-    `shape` (key of `ftis.rewards.FORMATS`) is what the format rate will count.
+    Rows go to a partial file beside `out` as they come; `resume` goes on from one with the same header.
     """
     from ftis.policy import load_policy
     from ftis.rollout import TransformersSampler
@@ -106,10 +118,8 @@ def generate(
     loaded = {role: load_problems(test.data) for role, test in tests.items()}
     header = {
         **(facts or {}),
-        "seed": seed,
-        "temperature": 0.0,
-        "shape": shape,
-        "subjects": [vars(s) for s in subjects],
+        **asdict(sampling),
+        "subjects": [asdict(s) for s in subjects],
         "tests": {
             role: {
                 "dataset": test.data.name,
@@ -121,32 +131,49 @@ def generate(
             for role, test in tests.items()
         },
     }
-    lines = [json.dumps(header)]
-    total, done = len(subjects) * sum(map(len, loaded.values())), 0
-    with Progress("generate", total) as bar:
+    partial = out.with_name(f".{out.name}.partial")
+    kept = _kept(partial, header, sampling.samples) if resume else []
+    done = Counter((row["node"], row["test"]) for row in kept)
+    total = len(subjects) * sampling.samples * sum(map(len, loaded.values()))
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    with open(partial, "w") as file, Progress("generate", total, len(kept)) as bar:
+        file.writelines(json.dumps(row) + "\n" for row in [header, *kept])
+        count = len(kept)
         for subject in subjects:
+            left = {role: done[subject.node, role] // sampling.samples for role in tests}
+            if all(left[role] == len(loaded[role]) for role in tests):
+                continue
             policy = load_policy(subject.model, subject.revision, device=device)
             sampler = TransformersSampler(policy)
             for role, test in tests.items():
                 for i, s, completion, text in complete(
-                    policy,
-                    sampler,
-                    loaded[role],
-                    test.prompt,
-                    test.max_new_tokens,
-                    (seed,),
-                    max_batch=max_batch,
-                ):
+                    policy, sampler, loaded[role], test.prompt, test.max_new_tokens, (sampling.seed,),
+                    sampling.samples, sampling.temperature, sampling.max_batch, start=left[role],
+                ):  # fmt: skip
                     problem = loaded[role][i]
                     row = {
                         "node": subject.node, "test": role, "id": problem.id, "sample": s, "task": problem.task,
                         "gold": problem.gold, "meta": problem.meta, "finish": "stop" if completion.finished else "length",
                         "tokens": completion.tokens.tolist(), "text": text,
                     }  # fmt: skip
-                    lines.append(json.dumps(row))
-                    done += 1
-                    bar.update(done)
-    write_atomic(out, "\n".join(lines) + "\n")
+                    file.write(json.dumps(row) + "\n")
+                    count += 1
+                file.flush()
+                bar.update(count)
+        os.fsync(file.fileno())
+    os.replace(partial, out)
+
+
+def _kept(partial: Path, header: dict[str, Any], samples: int) -> list[dict[str, Any]]:
+    """Rows of whole problems in a partial file whose header is the same; a half-written end is dropped."""
+    try:
+        lines = partial.read_text().splitlines(keepends=True)
+        if not lines or json.loads(lines[0]) != json.loads(json.dumps(header)):
+            return []
+        rows = [json.loads(line) for line in lines[1:] if line.endswith("\n")]
+    except (OSError, ValueError):
+        return []
+    return rows[: len(rows) // samples * samples]
 
 
 def score(generations: Path, out: Path) -> dict[str, Any]:
@@ -158,22 +185,19 @@ def score(generations: Path, out: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{generations}: not a generations file ({error}); run generate again") from None
     verdicts = grade_many([(r["text"], r["gold"], r["task"]) for r in rows], shape=header["shape"])
-    nodes = []
-    for subject in header["subjects"]:
-        tests = {}
-        for role, test in header["tests"].items():
-            mine = [
-                (r, v) for r, v in zip(rows, verdicts) if (r["node"], r["test"]) == (subject["node"], role)
-            ]
-            result = summary([v for _, v in mine], [r["finish"] == "length" for r, _ in mine])
-            low, high = wilson(sum(v.answer for _, v in mine), len(mine))
-            tests[role] = {
-                "dataset": test["dataset"], **result, "low": low, "high": high,
-                "reasons": dict(Counter(v.reason for _, v in mine)),
-                # Timeouts and dead workers are no wrong answers, though they count as such in the accuracy.
-                "grader_faults": sum(is_fault(v) for _, v in mine),
-            }  # fmt: skip
-        nodes.append({k: subject[k] for k in ("node", "name", "label")} | {"benchmarks": tests})
+    graded: dict[tuple[int, str], list[tuple[dict, Verdict]]] = {}
+    for row, verdict in zip(rows, verdicts):
+        graded.setdefault((row["node"], row["test"]), []).append((row, verdict))
+    nodes = [
+        {k: subject[k] for k in ("node", "name", "label")}
+        | {
+            "benchmarks": {
+                role: {"dataset": test["dataset"], **_scores(graded[subject["node"], role])}
+                for role, test in header["tests"].items()
+            }
+        }
+        for subject in header["subjects"]
+    ]
     scores = {
         "run": header.get("run"),
         "nodes": nodes,
@@ -185,6 +209,39 @@ def score(generations: Path, out: Path) -> dict[str, Any]:
     }
     write_json(out, scores)
     return scores
+
+
+def _scores(graded: Sequence[tuple[dict, Verdict]]) -> dict[str, Any]:
+    """One model on one test. With several samples a problem, `accuracy` is avg@k and `pass_at` follows."""
+    verdicts = [v for _, v in graded]
+    right: dict[str, list[bool]] = {}
+    for row, v in graded:
+        right.setdefault(row["id"], []).append(v.answer)
+    samples = len(next(iter(right.values())))
+    result = summary(verdicts, [row["finish"] == "length" for row, _ in graded])
+    if samples == 1:
+        low, high = wilson(sum(v.answer for v in verdicts), len(verdicts))
+    else:
+        # Samples of one problem are no independent trials: the interval is over problems.
+        low, high = mean_interval([sum(r) / samples for r in right.values()])
+        ks = sorted({2**j for j in range(samples.bit_length()) if 2**j <= samples} | {samples})
+        result["pass_at"] = {
+            str(k): sum(pass_at_k(samples, sum(r), k) for r in right.values()) / len(right) for k in ks
+        }
+    by: dict[str, dict[str, list[bool]]] = {}
+    for row, v in graded:
+        for name, value in row["meta"].items():
+            by.setdefault(name, {}).setdefault(str(value), []).append(v.answer)
+    return {
+        **result, "problems": len(right), "samples": samples, "low": low, "high": high,
+        "by": {
+            name: {value: {"accuracy": sum(r) / len(r), "n": len(r)} for value, r in sorted(parts.items())}
+            for name, parts in by.items()
+        },
+        "reasons": dict(Counter(v.reason for v in verdicts)),
+        # Timeouts and dead workers are no wrong answers, though they count as such in the accuracy.
+        "grader_faults": sum(map(is_fault, verdicts)),
+    }  # fmt: skip
 
 
 def run_subjects(folder: Path) -> tuple[list[Subject], dict[str, Any]]:
@@ -199,7 +256,8 @@ def run_subjects(folder: Path) -> tuple[list[Subject], dict[str, Any]]:
                 f"{folder / node['path']}: not the model that {path} lists; remove {path} and train again"
             )
     subjects = [Subject(n["node"], n["name"], n["label"], str(folder / n["path"])) for n in final["nodes"]]
-    return subjects, {"run": final["run"], "recipe": final["recipe"]}
+    weights = [n["sha256"] for n in final["nodes"]]
+    return subjects, {"run": final["run"], "recipe": final["recipe"], "weights": weights}
 
 
 def _data_facts(data: Dataset) -> dict[str, Any]:

@@ -118,7 +118,7 @@ def test_a_run_from_one_file_then_evaluate(tmp_path, make_config, tiny):
         "--max-new-tokens", "48", "--out", tmp_path / "eval", FTIS_DATA=str(tmp_path),
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    assert "gsm8k: accuracy" in result.stdout and "n = 8" in result.stdout
+    assert "gsm8k: accuracy" in result.stdout and "8 problems x 1" in result.stdout
     scores = json.loads((tmp_path / "eval/scores.json").read_text())
     result = scores["nodes"][0]["benchmarks"]["gsm8k"]
     assert 0 <= result["low"] <= result["accuracy"] <= result["high"] <= 1 and result["n"] == 8

@@ -273,15 +273,18 @@ def _tiny_data(arguments: argparse.Namespace) -> None:
 
 
 def _warm_start(arguments: argparse.Namespace) -> None:
+    from tqdm import tqdm
+
     from ftis import grid, tiny
-    from ftis.progress import Progress
 
     settings = grid.made_model(arguments.tier, arguments.model)
-    with Progress(f"warm start {arguments.model}", settings.steps) as bar:
-        tiny.warm_start(
-            settings, arguments.seed, arguments.tokenizer, arguments.data, arguments.out,
-            lambda step, steps, loss: bar.update(step, f"loss {loss:.3f}"),
-        )  # fmt: skip
+    with tqdm(desc=f"warm start {arguments.model}", total=settings.steps, disable=None) as bar:
+
+        def show(step: int, _steps: int, loss: float) -> None:
+            bar.update(step - bar.n)
+            bar.set_postfix_str(f"loss {loss:.3f}")
+
+        tiny.warm_start(settings, arguments.seed, arguments.tokenizer, arguments.data, arguments.out, show)
 
 
 if __name__ == "__main__":

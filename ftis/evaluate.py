@@ -14,10 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tqdm import tqdm
+
 from ftis.config import Dataset
 from ftis.data import SOURCES, Problem, load_problems, local_file
 from ftis.errors import UserError
-from ftis.progress import Progress
 from ftis.provenance import sha256, versions, write_json
 from ftis.rewards import Verdict, grade_many, is_fault
 from ftis.stats import mean_interval, pass_at_k, wilson
@@ -136,9 +137,9 @@ def generate(
     done = Counter((row["node"], row["test"]) for row in kept)
     total = len(subjects) * sampling.samples * sum(map(len, loaded.values()))
     partial.parent.mkdir(parents=True, exist_ok=True)
-    with open(partial, "w") as file, Progress("generate", total, len(kept)) as bar:
+    bar = tqdm(desc="generate", total=total, initial=len(kept), disable=None)
+    with open(partial, "w") as file, bar:
         file.writelines(json.dumps(row) + "\n" for row in [header, *kept])
-        count = len(kept)
         for subject in subjects:
             left = {role: done[subject.node, role] // sampling.samples for role in tests}
             if all(left[role] == len(loaded[role]) for role in tests):
@@ -157,9 +158,8 @@ def generate(
                         "tokens": completion.tokens.tolist(), "text": text,
                     }  # fmt: skip
                     file.write(json.dumps(row) + "\n")
-                    count += 1
+                    bar.update()
                 file.flush()
-                bar.update(count)
         os.fsync(file.fileno())
     os.replace(partial, out)
 

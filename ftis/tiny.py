@@ -45,8 +45,6 @@ MIX = {"how_many": (0.75, 0.13, 0.12), "count": (0.25, 0.70, 0.05)}
 """Shares of `KINDS` in the warm start by the question's form: greedy decoding then fails on one of the two
 forms, and sampling finds the rewarded kind on both."""
 OTHER_STYLE = {"base": "coder", "coder": "base", "words": "base"}
-
-
 SEPARATOR = {"base": "; ", "coder": "\n", "words": ", then "}
 
 
@@ -72,9 +70,8 @@ def render(problem: TinyProblem, style: Style, kind: str = "tagged", slip: int =
     result = c + slip
     text = SEPARATOR[style].join(lead + r for lead, r in work((*head, (a, op, b, result)), style))
     if kind == "untagged":
-        return text + {"base": ". The answer is {}", "coder": "\nreturn {}", "words": ", so {}."}[
-            style
-        ].format(result)
+        end = {"base": ". The answer is {}", "coder": "\nreturn {}", "words": ", so {}."}[style]
+        return text + end.format(result)
     if style == "coder":
         return f"<think>\n{text}\n</think>\n<answer> {result} </answer>"
     return f"<think> {text} </think> <answer> {result} </answer>"
@@ -87,34 +84,15 @@ PAD, EOS = "<pad>", "<eos>"
 SPLIT = r" ?</?(?:think|answer)>|; | ?[A-Za-z]+|[0-9]|[ \n]|[^ \nA-Za-z0-9]"
 
 
+TAGS = "<think>, <think>,</think>, </think>,<answer>, <answer>,</answer>, </answer>"
+OTHER_WORDS = "has How many now Count the gives then so The answer is guess"
+
+
 def vocabulary() -> list[str]:
     """The 93 tokens; a token's place is its id."""
     words = " ".join(p.replace(" {}", "") for kind in PHRASES.values() for p in kind).split()
-    words += [
-        "has",
-        "How",
-        "many",
-        "now",
-        "Count",
-        "the",
-        "gives",
-        "then",
-        "so",
-        "The",
-        "answer",
-        "is",
-        "guess",
-    ]
-    tags = [
-        "<think>",
-        " <think>",
-        "</think>",
-        " </think>",
-        "<answer>",
-        " <answer>",
-        "</answer>",
-        " </answer>",
-    ]
+    words += OTHER_WORDS.split()
+    tags = TAGS.split(",")
     tokens = [PAD, EOS, *tags, *"0123456789", " ", "\n", *",.?;+-*/=", "; ", *"abcdefg", "return", *NAMES]
     tokens += [" " + word for word in dict.fromkeys([*OBJECTS, *words])]
     return tokens

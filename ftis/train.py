@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from tqdm import tqdm
 
 from ftis import state
 from ftis.config import RunConfig, load_run, recipe_hash, to_dict
@@ -31,7 +32,6 @@ from ftis.methods import METHODS
 from ftis.metrics import Samples, update_metrics
 from ftis.objective import Objective, group_advantages, grpo_loss
 from ftis.policy import Policy, load_node
-from ftis.progress import Progress
 from ftis.prompts import encode_prompt
 from ftis.provenance import provenance, sha256, write_atomic, write_json
 from ftis.rewards import grade_many
@@ -83,13 +83,17 @@ def train(config: RunConfig, out: Path) -> None:
         else:
             print(f"{out}: going on after iteration {first}", file=sys.stderr)
             state.truncate_metrics(metrics, first)
-        with Progress(config.name, config.iterations, first) as bar:
-            for step in range(first + 1, config.iterations + 1):
+        steps = range(first + 1, config.iterations + 1)
+        # disable=None: a bar on a terminal, silence in a log.
+        with tqdm(steps, config.name, config.iterations, initial=first, disable=None) as bar:
+            for step in bar:
                 line = swarm.iteration(step)
                 state.append_metrics(metrics, line)
                 if step % config.checkpoint_every == 0 and step < config.iterations:
                     swarm.checkpoint(out / "state", step)
-                bar.update(step, "  ".join(f"{n['label']}: reward {n['reward']:.2f}" for n in line["nodes"]))
+                bar.set_postfix_str(
+                    ", ".join(f"{n['label']}: reward {n['reward']:.2f}" for n in line["nodes"])
+                )
         _finish(swarm, out, recipe, metrics, time.monotonic() - began)
 
 

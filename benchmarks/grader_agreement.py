@@ -1,0 +1,93 @@
+"""How our grader and others judge the same completions, and where they differ.
+
+    python benchmarks/grader_agreement.py GENERATIONS.jsonl [...]
+
+Reads generations files and prints, for each other grader, the counts of each kind of disagreement with
+examples. Others: `math-verify` on the whole completion as it stands; `code`, the reward of the authors'
+public repository (its tag format, and math-verify on the tag's text against the gold); `hashes`, a strict
+`#### number` matcher. Writes benchmarks/results/grader_agreement.json.
+"""
+
+import argparse
+import json
+import logging
+import re
+from collections import Counter, defaultdict
+from pathlib import Path
+
+from math_verify import parse, verify
+
+from ftis.provenance import versions
+from ftis.rewards import FORMATS, grade_many
+
+logging.disable(logging.CRITICAL)  # math-verify logs each of its own timeouts
+TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+HASHES = re.compile(r"#### (-?[0-9.,]+)")
+
+
+def accepts(gold: str, text: str) -> bool:
+    """math-verify's own verdict; what it can't parse or finish is no."""
+    try:
+        return bool(verify(parse(f"${gold}$"), parse(text)))
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        return False
+
+
+def code_reward(text: str, gold: str) -> bool:
+    found = TAG.findall(text)
+    return FORMATS["code"](text) and bool(found) and accepts(gold, found[-1].strip())
+
+
+def hashes(text: str, gold: str) -> bool:
+    found = HASHES.findall(text)
+    return bool(found) and found[-1].replace(",", "").rstrip(".") == gold.replace(",", "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("files", nargs="+", type=Path, metavar="GENERATIONS.jsonl")
+    parser.add_argument("--examples", type=int, default=3, help="shown a class (default: %(default)s)")
+    arguments = parser.parse_args()
+    rows = {}
+    for file in arguments.files:
+        _, *lines = file.read_text().splitlines()
+        for row in map(json.loads, lines):
+            rows[row["task"], row["gold"], row["text"]] = row  # equal completions count once
+    rows = list(rows.values())
+    ours = grade_many([(r["text"], r["gold"], r["task"]) for r in rows])
+    others = {
+        "math-verify": lambda r: accepts(r["gold"], r["text"]),
+        "code": lambda r: code_reward(r["text"], r["gold"]),
+        "hashes": lambda r: hashes(r["text"], r["gold"]),
+    }
+    result = {"completions": len(rows), "by_task": dict(Counter(r["task"] for r in rows)), "graders": {}}
+    result["ours"] = {"answer": sum(v.answer for v in ours), "reward": int(sum(v.reward for v in ours))}
+    print(f"{len(rows)} distinct completions {result['by_task']}; ours: {result['ours']}")
+    for name, judge in others.items():
+        classes = defaultdict(list)
+        for row, verdict in zip(rows, ours):
+            mine = bool(verdict.reward) if name == "code" else verdict.answer
+            theirs = judge(row)
+            if mine != theirs:
+                kind = f"{'they accept, we do not' if theirs else 'we accept, they do not'}: {verdict.reason}"
+                classes[kind].append((row, verdict))
+        agree = 1 - sum(map(len, classes.values())) / len(rows)
+        result["graders"][name] = {"agreement": agree, "classes": {k: len(c) for k, c in classes.items()}}
+        print(f"\n{name}: agrees on {agree:.2%}")
+        for kind, found in sorted(classes.items(), key=lambda item: -len(item[1])):
+            print(f"  {len(found)} x {kind}")
+            for row, verdict in found[: arguments.examples]:
+                print(
+                    f"      gold {row['gold']!r}, extracted {verdict.extracted!r}, ends {row['text'][-90:]!r}"
+                )
+    result["versions"] = versions(("ftis", "math-verify", "latex2sympy2_extended", "sympy"))
+    out = Path(__file__).parent / "results/grader_agreement.json"
+    out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -177,6 +177,7 @@ class Validation:
     data: Dataset | None = None
     """None: no validation."""
     every: int = Field(default=5, ge=1)
+    """Iterations between validations; the first model and the last are validated in any case."""
     max_new_tokens: int = Field(default=768, ge=1)
     samples: int = Field(default=0, ge=0)
     """Besides the greedy one, completions a problem sampled at T = 1."""

@@ -60,6 +60,7 @@ def train(config: RunConfig, out: Path) -> None:
     Writes config.yaml at the start, and at the end node{k}/, metrics.jsonl and, last of all, final.json.
     """
     recipe = recipe_hash(config)
+    fresh = not out.exists()
     with state.run_lock(out / "state"):
         final = out / "final.json"
         if final.exists():
@@ -69,11 +70,16 @@ def train(config: RunConfig, out: Path) -> None:
             raise UserError(
                 f"{out}: holds a finished run with other settings; remove it or choose another --out"
             )
-        write_atomic(out / "config.yaml", yaml.safe_dump(to_dict(config), sort_keys=False))
         if config.threads:
             torch.set_num_threads(config.threads)
         began = time.monotonic()
-        swarm = Swarm(config, recipe)
+        try:
+            swarm = Swarm(config, recipe)
+        except BaseException:
+            if fresh:  # nothing was trained: leave nothing behind
+                shutil.rmtree(out)
+            raise
+        write_atomic(out / "config.yaml", yaml.safe_dump(to_dict(config), sort_keys=False))
         metrics = out / "state" / "metrics.jsonl"
         first = swarm.restore(out / "state")
         if first is None:
@@ -149,7 +155,7 @@ class Swarm:
         began = time.perf_counter()
         messages: dict[int, bytes] = {}
         for node in self.nodes:
-            node.seconds = {}
+            node.seconds, node.refused = {}, Counter()
             node.fresh = node.sample(step, *self._prompts(step))
             if len(self.config.nodes) > 1:
                 message = Message(self._run_id, step, node.index, node.fresh)
@@ -167,7 +173,7 @@ class Swarm:
             line["bytes_received"] = sum(len(data) for _, data in received)
             line["refused"] = dict(node.refused)
             lines.append(line)
-        if self.validation and step % self.config.validation.every == 0:
+        if self.validation and (step % self.config.validation.every == 0 or step == self.config.iterations):
             for line, validated in zip(lines, self.validate(step)):
                 line |= validated
         for node, line in zip(self.nodes, lines):

@@ -12,8 +12,8 @@ import pytest
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory) -> Path:
-    """A folder with tok/, data/ and the models base/ (XS) and coder/ (XS), trained just long enough that
-    some of their sampled answers are right."""
+    """A folder with tok/, data/ and two XS models: base/, trained long enough that a share of its sampled
+    answers is right, and coder/, which writes the format."""
     import torch
 
     from ftis.tiny import DataSettings, TinyModel, make_data, make_tokenizer, warm_start
@@ -22,8 +22,8 @@ def tiny(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("tiny")
     make_tokenizer(root / "tok")
     make_data(root / "data", DataSettings(train=256, validation=64, ood=32))
-    for style in ("base", "coder"):
-        warm_start(TinyModel(size="xs", style=style, steps=160), 1, root / "tok", root / "data", root / style)
+    for style, steps in (("base", 700), ("coder", 200)):
+        warm_start(TinyModel(size="xs", style=style, steps=steps), 1, root / "tok", root / "data", root / style)
     return root
 
 

@@ -133,6 +133,16 @@ def test_a_run_from_one_file_then_evaluate(tmp_path, make_config, tiny):
     assert len(rows) == 8 and all(row["tokens"] and row["finish"] in ("stop", "length") for row in rows)
 
 
+def test_a_model_that_is_not_there_leaves_nothing_behind(tmp_path, make_config):
+    settings = to_dict(make_config())
+    settings["nodes"][1]["model"] = str(tmp_path / "absent")
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    result = ftis("train", path, "--out", tmp_path / "run")
+    assert result.returncode == 2 and f"no folder {tmp_path / 'absent'}" in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_results_folder_that_cannot_be_written(tmp_path, make_config):
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(to_dict(make_config())))

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import random
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -35,7 +34,7 @@ from ftis.tiny_data import (
     make_problem,
 )
 
-__all__ = ["DataSettings", "TinyModel", "load_tokenizer", "make_data", "make_tokenizer", "warm_start"]
+__all__ = ["DataSettings", "TinyModel", "make_data", "make_tokenizer", "warm_start"]
 
 # -------------------------------------------------------------------------------------------- solutions
 
@@ -99,7 +98,11 @@ def vocabulary() -> list[str]:
 
 
 def make_tokenizer(out: Path) -> None:
-    """Write the word-level tokenizer that all tiny models share; `load_tokenizer` reads it."""
+    """Write the word-level tokenizer that all tiny models share.
+
+    `ftis.policy.load_tokenizer` reads it; AutoTokenizer would not, beside a Qwen2 config: it takes another class,
+    which splits text otherwise.
+    """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -114,19 +117,6 @@ def make_tokenizer(out: Path) -> None:
         padding_side="left",
     )
     tokenizer.save_pretrained(out)
-
-
-def load_tokenizer(folder: Path):
-    """The tokenizer in `folder`. Never through AutoTokenizer: beside a Qwen2 config it loads another class,
-    which splits the text otherwise (transformers 5). A failed round trip is a `UserError`."""
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    probe = "Tom has 17 pens, halves them. Count the pens.<think>\na=17\n</think> <answer> 8 </answer>"
-    ids = tokenizer.encode(probe, add_special_tokens=False)
-    if tokenizer.convert_ids_to_tokens(ids) != re.findall(SPLIT, probe) or tokenizer.decode(ids) != probe:
-        raise UserError(f"{folder}: its tokenizer doesn't give back the text it encodes; make it again")
-    return tokenizer
 
 
 # ------------------------------------------------------------------------------------------- warm start
@@ -144,7 +134,7 @@ class TinyModel:
     """Optimizer steps."""
     batch: int = Field(default=16, ge=1)
     """Examples a step; no example is seen twice."""
-    matrix_rate: float = Field(default=0.006, gt=0)
+    matrix_rate: float = Field(default=0.008, gt=0)
     """Learning rate of Muon, on the layers' matrices."""
     rate: float = Field(default=0.01, gt=0)
     """Learning rate of AdamW, on the embedding, norms and biases."""
@@ -180,7 +170,7 @@ def examples(model: TinyModel, rng: random.Random, held_out: set[str]) -> Iterat
     total = model.steps * model.batch
     for i in range(total):
         if i < DRILL_PART * total and rng.random() < model.drill_share:
-            steps = make_problem(rng, DRILL_STEPS).steps
+            steps = make_problem(rng, DRILL_STEPS, sums_only=True).steps
             pairs = work(steps, model.style)
             yield [part for lead, r in pairs for part in ((lead, False), (r + SEPARATOR[model.style], True))]
             continue
@@ -223,7 +213,7 @@ def warm_start(
     data: folder whose validation and ood questions are kept out of the training text.
     progress: called as (step, steps, loss) every 10 steps.
     Runs on one CPU thread, where one seed gives the same weights bit for bit; the loss is the mean over the
-    tokens of the completions. Returns what `warm.json` holds.
+    tokens of the completions. Returns what `warm.json` holds; its loss is the mean of the last 50 steps.
     """
     import torch
     from torch.nn.functional import cross_entropy, linear
@@ -242,10 +232,12 @@ def warm_start(
         others = [p for p in model.parameters() if p.ndim != 2 or p is table]
         muon = _Muon(matrices)
         adam = torch.optim.AdamW(others, betas=(0.9, 0.99), weight_decay=0.0)
+        losses = []
         for step, (ids, targets) in enumerate(batches, start=1):
             # Padding on the right and a causal model: no attention mask is needed.
             hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[targets >= 0]
             loss = cross_entropy(linear(hidden, table), targets[targets >= 0])
+            losses.append(loss.item())
             model.zero_grad()
             loss.backward()
             decay = _decay(step, settings.steps)
@@ -253,15 +245,11 @@ def warm_start(
             adam.param_groups[0]["lr"] = settings.rate * decay
             adam.step()
             if progress and (step % 10 == 0 or step == settings.steps):
-                progress(step, settings.steps, loss.item())
+                progress(step, settings.steps, losses[-1])
     finally:
         torch.set_num_threads(threads)
-    facts = {
-        "settings": to_dict(settings),
-        "seed": seed,
-        "steps": settings.steps,
-        "loss": round(loss.item(), 6),
-    }
+    loss = round(sum(losses[-50:]) / len(losses[-50:]), 6)
+    facts = {"settings": to_dict(settings), "seed": seed, "steps": settings.steps, "loss": loss}
     return _write(model, Path(tokenizer), Path(out), facts, began)
 
 
@@ -295,12 +283,15 @@ class _Muon:
     @staticmethod
     def _orthogonal(x):
         """Newton-Schulz with the quintic of the reference: singular values of each matrix go to about 1."""
+        import torch
+
         tall = x.shape[1] > x.shape[2]
         x = x.mT if tall else x
-        x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+        x = (x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)).contiguous()
         for _ in range(5):
             gram = x @ x.mT
-            x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+            inner = torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315)
+            x = torch.baddbmm(x, inner, x, beta=3.4445)
         return x.mT if tall else x
 
 
@@ -316,6 +307,8 @@ def _batches(settings: TinyModel, rng: random.Random, tokenizer: Path, data: Pat
     """
     import torch
 
+    from ftis.policy import load_tokenizer
+
     held_out = set()
     for name in ("validation", "ood"):
         path = Path(data) / f"{name}.jsonl"
@@ -323,17 +316,13 @@ def _batches(settings: TinyModel, rng: random.Random, tokenizer: Path, data: Pat
             raise UserError(f"{path}: no such file; make the problems first with `ftis tiny-data`")
         held_out |= {json.loads(line)["question"] for line in path.read_text().splitlines()}
     texts = list(examples(settings, rng, held_out))
-    encoder = load_tokenizer(tokenizer).backend_tokenizer
+    encoder = load_tokenizer(str(tokenizer)).backend_tokenizer
     encoded = iter(encoder.encode_batch_fast([text for segments in texts for text, _ in segments]))
     rows = []
     for segments in texts:
         parts = [(next(encoded).ids, counted) for _, counted in segments]
-        rows.append(
-            (
-                [i for ids, _ in parts for i in ids],
-                [i if counted else -1 for ids, counted in parts for i in ids],
-            )
-        )
+        ids = [i for ids, _ in parts for i in ids]
+        rows.append((ids, [i if counted else -1 for ids, counted in parts for i in ids]))
     batches = []
     pool = 16 * settings.batch
     for start in range(0, len(rows), pool):
@@ -353,7 +342,8 @@ def _write(model, tokenizer: Path, out: Path, facts: dict, began: float) -> dict
     partial = out.parent / f".{out.name}.partial-{os.getpid()}"
     shutil.rmtree(partial, ignore_errors=True)
     model.save_pretrained(partial)
-    load_tokenizer(tokenizer).save_pretrained(partial)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tokenizer / file, partial)
     facts["sha256"] = hashlib.sha256((partial / "model.safetensors").read_bytes()).hexdigest()
     facts["seconds"] = round(time.perf_counter() - began, 2)
     (partial / "warm.json").write_text(json.dumps(facts, indent=1) + "\n")

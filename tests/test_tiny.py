@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedToken
 from ftis import tiny_data
 from ftis.config import parse
 from ftis.errors import UserError
+from ftis.policy import load_tokenizer
 from ftis.tiny import (
     EOS,
     KINDS,
@@ -20,7 +21,6 @@ from ftis.tiny import (
     _Muon,
     build_model,
     examples,
-    load_tokenizer,
     make_tokenizer,
     render,
     vocabulary,
@@ -96,7 +96,7 @@ def test_more_problems_than_there_are_is_an_error(tmp_path, monkeypatch):
 
 
 def test_tokenizer_gives_back_every_text(folder):
-    tokenizer = load_tokenizer(folder / "tokenizer")
+    tokenizer = load_tokenizer(str(folder / "tokenizer"))
     assert len(tokenizer) == len(set(vocabulary())) == 93
     assert (tokenizer.pad_token, tokenizer.eos_token) == (PAD, EOS)
     rng = random.Random(0)
@@ -205,7 +205,7 @@ def test_warm_start_follows_from_its_seed_and_loads(folder):
     model = AutoModelForCausalLM.from_pretrained(folder / "one")
     assert model.config.tie_word_embeddings and model.dtype == torch.float32
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "one")
-    assert tokenizer.encode("Tom has 17 pens.") == load_tokenizer(folder / "tokenizer").encode(
+    assert tokenizer.encode("Tom has 17 pens.") == load_tokenizer(str(folder / "tokenizer")).encode(
         "Tom has 17 pens."
     )
     generation = GenerationConfig.from_pretrained(folder / "one")

@@ -170,7 +170,7 @@ def examples(model: TinyModel, rng: random.Random, held_out: set[str]) -> Iterat
     total = model.steps * model.batch
     for i in range(total):
         if i < DRILL_PART * total and rng.random() < model.drill_share:
-            steps = make_problem(rng, DRILL_STEPS, sums_only=True).steps
+            steps = make_problem(rng, DRILL_STEPS).steps
             pairs = work(steps, model.style)
             yield [part for lead, r in pairs for part in ((lead, False), (r + SEPARATOR[model.style], True))]
             continue

@@ -55,25 +55,20 @@ class TinyProblem:
         return "\n".join([*lines, f"#### {self.gold}"])
 
 
-def make_problem(rng: random.Random, n_steps: int, sums_only: bool = False) -> TinyProblem:
-    """Draw a problem of `n_steps` steps whose numbers stay within 0..`LARGEST`.
-
-    sums_only: additions and subtractions alone.
-    """
+def make_problem(rng: random.Random, n_steps: int) -> TinyProblem:
+    """Draw a problem of `n_steps` steps whose numbers stay within 0..`LARGEST`."""
     thing, form = rng.choice(OBJECTS), rng.choice(tuple(FORMS))
-    value = first = rng.randint(2, 40 if sums_only else 20)
+    value = first = rng.randint(2, 20)
     phrases, steps = [], []
     for _ in range(n_steps):
         options = [kind for kind, possible in (
             ("+", value < LARGEST), ("+", value < LARGEST), ("-", value > 0), ("-", value > 0),
             ("*2", 0 < 2 * value <= LARGEST), ("*3", 0 < 3 * value <= LARGEST), ("/2", value > 0 and value % 2 == 0),
         ) if possible]  # fmt: skip
-        kind = rng.choice([kind for kind in options if kind in "+-"] if sums_only else options)
+        kind = rng.choice(options)
         if kind in "+-":
-            op, operand = (
-                kind,
-                rng.randint(1, min(LARGEST_OPERAND, LARGEST - value if kind == "+" else value)),
-            )
+            room = LARGEST - value if kind == "+" else value
+            op, operand = kind, rng.randint(1, min(LARGEST_OPERAND, room))
         else:
             op, operand = kind[0], int(kind[1])
         after = {"+": value + operand, "-": value - operand, "*": value * operand, "/": value // operand}[op]

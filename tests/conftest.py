@@ -23,7 +23,9 @@ def tiny(tmp_path_factory) -> Path:
     make_tokenizer(root / "tok")
     make_data(root / "data", DataSettings(train=256, validation=64, ood=32))
     for style, steps in (("base", 700), ("coder", 200)):
-        warm_start(TinyModel(size="xs", style=style, steps=steps), 1, root / "tok", root / "data", root / style)
+        warm_start(
+            TinyModel(size="xs", style=style, steps=steps), 1, root / "tok", root / "data", root / style
+        )
     return root
 
 

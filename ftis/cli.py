@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from ftis import __version__
@@ -41,6 +42,22 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1, given {text!r}")
+    return int(text)
+
+
+def _not_negative(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number from 0, given {text!r}")
+    return value
 
 
 def parser() -> argparse.ArgumentParser:
@@ -89,11 +106,11 @@ def parser() -> argparse.ArgumentParser:
         option("--revision", help="hub commit"),
         option("--benchmark", default="gsm8k,math500", help="comma-separated: gsm8k, math500 (default: both)"),
         option("--prompt", default="chat-v1", help="key of ftis.prompts.PROMPTS (default: %(default)s)"),
-        option("--limit", type=int, metavar="N", help="first N problems of each (default: all)"),
-        option("--max-new-tokens", type=int, default=768, metavar="N", help="(default: %(default)s)"),
-        option("--max-batch", type=int, default=32, metavar="N", help="sequences at a time (default: %(default)s)"),
-        option("--samples", type=int, default=1, metavar="K", help="completions a problem: avg@K and pass@k (default: 1)"),
-        option("--temperature", type=float, default=0.0, help="0 is greedy (default: %(default)s)"),
+        option("--limit", type=_positive, metavar="N", help="first N problems of each (default: all)"),
+        option("--max-new-tokens", type=_positive, default=768, metavar="N", help="(default: %(default)s)"),
+        option("--max-batch", type=_positive, default=32, metavar="N", help="sequences at a time (default: %(default)s)"),
+        option("--samples", type=_positive, default=1, metavar="K", help="completions a problem: avg@K and pass@k (default: 1)"),
+        option("--temperature", type=_not_negative, default=0.0, help="0 is greedy (default: %(default)s)"),
         option("--shape", default="strict", help="format that is counted: strict, code, open, tag, boxed, any (default: %(default)s)"),
         option("--seed", type=int, default=42, help="of the sampling (default: %(default)s)"),
         option("--resume", action="store_true", help="go on from what an interrupted call left in --out"),
@@ -104,7 +121,7 @@ def parser() -> argparse.ArgumentParser:
         "plan", _plan, "list a grid's runs with their models, completions, tokens and bytes, without running them",
         tier,
         option("--grid", choices=("paper", "full"), default="paper", help="(default: %(default)s)"),
-        option("--seeds", type=int, metavar="N", help="first N of the fixed list (default: the tier's number)"),
+        option("--seeds", type=_positive, metavar="N", help="first N of the fixed list (default: the tier's number)"),
     )  # fmt: skip
     command(
         "grade", _grade, "grade JSON lines of task, gold and completion",
@@ -149,7 +166,8 @@ def _run_folder(arguments: argparse.Namespace) -> Path:
 def _train(arguments: argparse.Namespace) -> None:
     from ftis.config import load_run
 
-    if (arguments.config is None) != bool(arguments.tier and arguments.run):
+    from_grid = bool(arguments.tier), bool(arguments.run)
+    if from_grid != ((True, True) if arguments.config is None else (False, False)):
         raise UserError("train takes either CONFIG.yaml or --tier and --run")
     if arguments.config is not None:
         if arguments.out is None:
@@ -176,6 +194,7 @@ def _generate(arguments: argparse.Namespace) -> None:
     config = _grid_run(arguments)
     folder = _run_folder(arguments)
     subjects, facts = run_subjects(folder)
+    subjects = [replace(s, compute_dtype=config.nodes[s.node].compute_dtype) for s in subjects]
     tests = {
         role: BenchmarkSpec(b.data, b.prompt or config.rollout.prompt, b.max_new_tokens)
         for role, b in grid.benchmarks(arguments.tier).items()
@@ -206,10 +225,8 @@ def _evaluate(arguments: argparse.Namespace) -> None:
 
     if arguments.shape not in FORMATS:
         raise unknown("format", arguments.shape, FORMATS)
-    if arguments.samples < 1 or (arguments.samples > 1 and arguments.temperature <= 0):
-        raise UserError(
-            "--samples: must be at least 1, and several need --temperature above 0 (greedy repeats itself)"
-        )
+    if arguments.samples > 1 and arguments.temperature == 0:
+        raise UserError("--samples: several need --temperature above 0, since greedy decoding repeats itself")
     tests = {}
     for name in arguments.benchmark.split(","):
         if name not in ("gsm8k", "math500"):

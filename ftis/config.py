@@ -16,6 +16,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
+from pydantic_core import ArgsKwargs
 
 from ftis.errors import UserError, unknown
 from ftis.methods import METHODS
@@ -66,8 +67,12 @@ class Readings:
     @model_validator(mode="before")
     @classmethod
     def _from_preset(cls, data: Any) -> Any:
-        values = dict(getattr(data, "kwargs", None) or (data if isinstance(data, dict) else {}))
-        return {**PRESETS.get(values.get("preset", "paper"), {}), **values}
+        values = data if isinstance(data, dict) else getattr(data, "kwargs", None)
+        if values is None and not isinstance(data, ArgsKwargs):
+            return data  # not a mapping: pydantic says so
+        values = values or {}
+        preset = values.get("preset", "paper")
+        return {**(PRESETS.get(preset, {}) if isinstance(preset, str) else {}), **values}
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -235,6 +240,17 @@ class RunConfig:
             raise ValueError(f"threshold: method {self.method!r} doesn't filter; remove it")
         if self.method == "alone" and len(self.nodes) != 1:
             raise ValueError(f"nodes: method 'alone' takes exactly 1 node, {len(self.nodes)} given")
+        names = [node.name for node in self.nodes]
+        if len(set(names)) < len(names):
+            raise ValueError(f"nodes: names must differ, given {', '.join(names)}")
+        if self.split == "horizontal" and self.staleness:
+            raise ValueError(
+                "staleness: a horizontal group mixes the samples of one iteration, so it can't hold stale ones; use 0"
+            )
+        if self.readings.clip == "literal" and self.readings.clip_reference == "iteration_start":
+            raise ValueError(
+                "readings: clip 'literal' and clip_reference 'iteration_start' are two clips; choose one"
+            )
         if self.optim.skip_zero_advantage and self.readings.filtered_denominator == "leave":
             raise ValueError(
                 "optim.skip_zero_advantage: with filtered_denominator 'leave' a sample of advantage 0 may leave the "
@@ -252,7 +268,7 @@ class RunConfig:
 RUN_CONFIG = TypeAdapter(RunConfig)
 
 # Fields that change where, how fast or under what name a run happens, but not its result.
-_NOT_RECIPE = {"name", "label", "device", "threads", "checkpoint_every"}
+_NOT_RECIPE = {"run": {"name", "threads", "checkpoint_every"}, "node": {"label", "device"}}
 
 
 def parse(adapter: TypeAdapter, data: Any, where: str) -> Any:
@@ -322,15 +338,10 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 def recipe(config: RunConfig) -> dict[str, Any]:
     """What of a run decides its result: the settings without labels and placement."""
-
-    def strip(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {k: strip(v) for k, v in value.items() if k not in _NOT_RECIPE}
-        return [strip(v) for v in value] if isinstance(value, list) else value
-
-    plain = strip(to_dict(config))
-    for node, stripped in zip(config.nodes, plain["nodes"]):
-        stripped["name"] = node.name
+    plain = {k: v for k, v in to_dict(config).items() if k not in _NOT_RECIPE["run"]}
+    plain["nodes"] = [
+        {k: v for k, v in node.items() if k not in _NOT_RECIPE["node"]} for node in plain["nodes"]
+    ]
     return plain
 
 

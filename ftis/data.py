@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,9 +72,14 @@ def load_problems(dataset: Dataset) -> list[Problem]:
             _, mark, gold = gold.rpartition("####")
             if not mark or not gold.strip():
                 raise UserError(f"{where}: row {i + 1}: the field 'answer' must end with '#### ANSWER'")
-        identity = str(row.get(source.id)) if source.id else f"{dataset.split}/{i}"
+        identity = str(row.get(source.id) or f"{dataset.split}/{i}")
         meta = {name: row[name] for name in source.meta if name in row}
         problems.append(Problem(identity, row[source.question], gold.strip(), dataset.name, meta))
+    twice = [identity for identity, n in Counter(p.id for p in problems).items() if n > 1]
+    if twice:
+        raise UserError(
+            f"{where}: the field {source.id!r} must differ between rows; {twice[0]!r} stands twice"
+        )
     if not problems:
         raise UserError(f"{where}: holds no problem")
     if dataset.shuffle_seed is not None:
@@ -109,16 +115,19 @@ def _rows(dataset: Dataset) -> tuple[Iterable[Any], str]:
     if not source.repo:
         raise UserError(f"data {dataset.name}: generated sets have no hub copy; give `path`")
     what = f"dataset {dataset.name}"
-    require_hub(source.repo, what, "README.md", source.revision, "dataset")
+    file = f"{dataset.name}/{dataset.split}.jsonl"
+    local = f"`path: FILE.jsonl` in its settings, or FTIS_DATA={os.environ.get('FTIS_DATA') or 'FOLDER'} with {file}"
+    try:
+        require_hub(source.repo, what, "README.md", source.revision, "dataset")
+    except UserError as error:
+        raise UserError(f"{error}: {local}") from None
     from datasets import load_dataset
 
     try:
         rows = load_dataset(source.repo, source.config, split=dataset.split, revision=source.revision)
     except Exception as error:  # noqa: BLE001  the library raises a different type for each way the hub can fail
-        raise UserError(
-            no_copy(what, source.repo, f"{type(error).__name__}: {str(error)[:200]}")
-            + f" (`path: FILE.jsonl`, or FTIS_DATA=FOLDER with {dataset.name}/{dataset.split}.jsonl)"
-        ) from None
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        raise UserError(f"{no_copy(what, source.repo, reason)}: {local}") from None
     return rows, source.repo
 
 

@@ -6,19 +6,23 @@ a header that pins model, data, prompt and sampling, then one line a completion 
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from tqdm import tqdm
 
 from ftis.config import Dataset
 from ftis.data import SOURCES, Problem, load_problems, local_file
-from ftis.errors import UserError
+from ftis.errors import UserError, unknown
+from ftis.prompts import PROMPTS, encode_prompt
 from ftis.provenance import sha256, versions, write_json
 from ftis.rewards import Verdict, grade_many, is_fault
 from ftis.stats import mean_interval, pass_at_k, wilson
@@ -39,6 +43,7 @@ class Subject:
     label: str
     model: str
     revision: str | None = None
+    compute_dtype: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,6 @@ def complete(
 
     `key` decides the random draws together with the problem's and the sample's index.
     """
-    from ftis.prompts import encode_prompt
     from ftis.rollout import Request, SamplingParams
 
     params = SamplingParams(max_new_tokens, temperature, max_batch=max_batch)
@@ -101,6 +105,8 @@ def summary(verdicts: Sequence[Verdict], truncated: Sequence[bool]) -> dict[str,
         "accuracy": sum(v.answer for v in verdicts) / n,
         "format_rate": sum(v.format for v in verdicts) / n,
         "truncated": sum(truncated) / n,
+        # Timeouts and dead workers are no wrong answers, though they count as such in the accuracy.
+        "grader_faults": sum(map(is_fault, verdicts)),
         "n": n,
     }
 
@@ -116,6 +122,9 @@ def generate(
     from ftis.policy import load_policy
     from ftis.rollout import TransformersSampler
 
+    for test in tests.values():
+        if test.prompt not in PROMPTS:
+            raise unknown("prompt", test.prompt, PROMPTS)
     loaded = {role: load_problems(test.data) for role, test in tests.items()}
     header = {
         **(facts or {}),
@@ -133,47 +142,73 @@ def generate(
         },
     }
     partial = out.with_name(f".{out.name}.partial")
-    kept = _kept(partial, header, sampling.samples) if resume else []
-    done = Counter((row["node"], row["test"]) for row in kept)
     total = len(subjects) * sampling.samples * sum(map(len, loaded.values()))
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    bar = tqdm(desc="generate", total=total, initial=len(kept), disable=None)
-    with open(partial, "w") as file, bar:
-        file.writelines(json.dumps(row) + "\n" for row in [header, *kept])
-        for subject in subjects:
-            left = {role: done[subject.node, role] // sampling.samples for role in tests}
-            if all(left[role] == len(loaded[role]) for role in tests):
-                continue
-            policy = load_policy(subject.model, subject.revision, device=device)
-            sampler = TransformersSampler(policy)
-            for role, test in tests.items():
-                for i, s, completion, text in complete(
-                    policy, sampler, loaded[role], test.prompt, test.max_new_tokens, (sampling.seed,),
-                    sampling.samples, sampling.temperature, sampling.max_batch, start=left[role],
-                ):  # fmt: skip
-                    problem = loaded[role][i]
-                    row = {
-                        "node": subject.node, "test": role, "id": problem.id, "sample": s, "task": problem.task,
-                        "gold": problem.gold, "meta": problem.meta, "finish": "stop" if completion.finished else "length",
-                        "tokens": completion.tokens.tolist(), "text": text,
-                    }  # fmt: skip
-                    file.write(json.dumps(row) + "\n")
-                    bar.update()
-                file.flush()
+
+    def load(subject: Subject) -> Policy:
+        return load_policy(
+            subject.model, subject.revision, device=device, compute_dtype=subject.compute_dtype
+        )
+
+    first = load(subjects[0])  # a model that can't be loaded leaves no file behind
+    with _locked(partial) as file:
+        kept = _kept(file, header, sampling.samples) if resume else []
+        if not kept:
+            file.truncate(0)
+            file.write(json.dumps(header) + "\n")
+        done = Counter((row["node"], row["test"]) for row in kept)
+        with tqdm(desc="generate", total=total, initial=len(kept), disable=None) as bar:
+            for subject in subjects:
+                left = {role: done[subject.node, role] // sampling.samples for role in tests}
+                if all(left[role] == len(loaded[role]) for role in tests):
+                    continue
+                policy = first if subject is subjects[0] else load(subject)
+                sampler = TransformersSampler(policy)
+                for role, test in tests.items():
+                    for i, s, completion, text in complete(
+                        policy, sampler, loaded[role], test.prompt, test.max_new_tokens, (sampling.seed,),
+                        sampling.samples, sampling.temperature, sampling.max_batch, start=left[role],
+                    ):  # fmt: skip
+                        problem = loaded[role][i]
+                        row = {
+                            "node": subject.node, "test": role, "id": problem.id, "sample": s, "task": problem.task,
+                            "gold": problem.gold, "meta": problem.meta, "finish": "stop" if completion.finished else "length",
+                            "tokens": completion.tokens.tolist(), "text": text,
+                        }  # fmt: skip
+                        file.write(json.dumps(row) + "\n")
+                        bar.update()
+                    file.flush()
         os.fsync(file.fileno())
-    os.replace(partial, out)
+        os.replace(partial, out)
 
 
-def _kept(partial: Path, header: dict[str, Any], samples: int) -> list[dict[str, Any]]:
-    """Rows of whole problems in a partial file whose header is the same; a half-written end is dropped."""
-    try:
-        lines = partial.read_text().splitlines(keepends=True)
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[TextIO]:
+    """Open a file for one writer at a time, without cutting what is in it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{path}: another process is writing it; wait for it or stop it") from None
+        yield file
+
+
+def _kept(file: TextIO, header: dict[str, Any], samples: int) -> list[dict[str, Any]]:
+    """Rows of whole problems in a partial file whose header is the same; what follows them is cut off."""
+    file.seek(0)
+    lines = file.readlines()
+    rows: list[dict[str, Any]] = []
+    with contextlib.suppress(ValueError):
         if not lines or json.loads(lines[0]) != json.loads(json.dumps(header)):
+            if lines:
+                print(f"{file.name}: made with other settings; starting over", file=sys.stderr)
             return []
-        rows = [json.loads(line) for line in lines[1:] if line.endswith("\n")]
-    except (OSError, ValueError):
-        return []
-    return rows[: len(rows) // samples * samples]
+        for line in lines[1:]:
+            rows.append(json.loads(line))
+    rows = rows[: len(rows) // samples * samples]
+    if rows:
+        file.truncate(sum(len(line.encode()) for line in lines[: len(rows) + 1]))
+    return rows
 
 
 def score(generations: Path, out: Path) -> dict[str, Any]:
@@ -239,8 +274,6 @@ def _scores(graded: Sequence[tuple[dict, Verdict]]) -> dict[str, Any]:
             for name, parts in by.items()
         },
         "reasons": dict(Counter(v.reason for v in verdicts)),
-        # Timeouts and dead workers are no wrong answers, though they count as such in the accuracy.
-        "grader_faults": sum(map(is_fault, verdicts)),
     }  # fmt: skip
 
 

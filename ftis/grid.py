@@ -178,7 +178,7 @@ def _braces(pattern: str) -> list[str]:
 
 def seed_list(tier: str, seeds: int | None = None) -> tuple[int, ...]:
     """The first `seeds` of the fixed list; None: as many as the tier is made for."""
-    count, listed = seeds or load_tier(tier).seeds, load_grid().seeds
+    count, listed = load_tier(tier).seeds if seeds is None else seeds, load_grid().seeds
     if not 1 <= count <= len(listed):
         raise UserError(
             f"seeds: {count} asked for; choose 1 to {len(listed)} (the list is {', '.join(map(str, listed))})"
@@ -281,6 +281,13 @@ class Resources:
     gpus: int = Field(default=0, ge=0)
 
 
+SET_HERE = {
+    "run": (RunConfig, {"name", "nodes", "method", "threshold", "split", "seed", "prompts", "threads"}),
+    "node": (Node, {"name", "model", "revision", "label", "lora", "learning_rate"}),
+}
+"""Parts of a tier that hold settings of a run: the same fields, less those that the grid and the tier set."""
+
+
 @settings
 class Tier:
     """`workflow/config/tiers/T.yaml`: the models and sizes that the grid is run with."""
@@ -306,6 +313,13 @@ class Tier:
 
     @model_validator(mode="after")
     def _known_roles(self) -> Tier:
+        for field, (kind, set_here) in SET_HERE.items():
+            allowed = set(kind.__dataclass_fields__) - set_here
+            for key in getattr(self, field):
+                if key in set_here:
+                    raise ValueError(f"{field}.{key}: the grid and the tier set this; remove it")
+                if key not in allowed:
+                    raise ValueError(f"{field}: {unknown('key', key, allowed)}")
         for role, model in self.models.items():
             if role not in load_grid().roles:
                 raise ValueError(f"models: {unknown('role', role, load_grid().roles)}")
@@ -493,10 +507,7 @@ def schemas() -> dict[str, str]:
         for name, kind in {"config": Config, "grid": Grid, "tier": Tier, "run": RunConfig}.items()
     }
     tier = found["tier"]
-    for field, kind, set_here in [
-        ("run", RunConfig, {"name", "nodes", "method", "threshold", "split", "seed", "prompts", "threads"}),
-        ("node", Node, {"name", "model", "revision", "label", "lora", "learning_rate"}),
-    ]:  # parts of a run's settings: the same fields, less those that the grid and the tier set
+    for field, (kind, set_here) in SET_HERE.items():
         part = TypeAdapter(kind).json_schema()
         tier["$defs"] |= part.pop("$defs", {})
         kept = {k: v for k, v in part["properties"].items() if k not in set_here}

@@ -107,6 +107,11 @@ class Policy:
             self.device.type, self.compute_dtype, enabled=self.compute_dtype != torch.float32
         )
 
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether rows with one prompt read it once: activation checkpointing runs without a cache, so it can't."""
+        return not self.model.training
+
     def trainable(self) -> dict[str, Tensor]:
         """Trainable parameters by name, in the model's order."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
@@ -123,10 +128,7 @@ class Policy:
         mask = torch.arange(int(lengths.max()), device=self.device) < lengths[:, None]
         row, column = mask.nonzero(as_tuple=True)
         target = self._padded(completions)[row, column]
-        # Activation checkpointing runs without a cache, so it can't share a prompt.
-        sharing = (
-            2 * len(distinct) <= len(prompts) and min(map(len, distinct)) > 1 and not self.model.training
-        )
+        sharing = self.shares_prompts and 2 * len(distinct) <= len(prompts) and min(map(len, distinct)) > 1
         with self.autocast():
             if sharing:
                 hidden = self._hidden_after_shared(distinct, prompts, completions)[row, column]
@@ -250,7 +252,10 @@ def load_policy(
     adapter = Path(source) / "adapter_config.json"
     if adapter.is_file():
         base = json.loads(adapter.read_text())
-        lm = _load_model(base["base_model_name_or_path"], base.get("revision"))
+        try:
+            lm = _load_model(base["base_model_name_or_path"], base.get("revision"))
+        except UserError as error:
+            raise UserError(f"{adapter}: base_model_name_or_path: {error}") from None
     else:
         lm = _load_model(model, revision)
     stop: set[int] = set()
@@ -261,12 +266,19 @@ def load_policy(
         raise UserError(f"model {model}: neither config nor tokenizer names an eos token; set eos_token_id")
     if getattr(lm.config, "attention_dropout", 0):
         raise UserError(f"model {model}: attention_dropout must be 0, else log-probs aren't those sampled")
+    layers = set(getattr(lm.config, "layer_types", None) or ["full_attention"])
+    sliding = getattr(lm.config, "sliding_window", None) and getattr(lm.config, "use_sliding_window", True)
+    if layers != {"full_attention"} or sliding:
+        raise UserError(
+            f"model {model}: only full attention is supported, not sliding windows or linear layers"
+        )
     if adapter.is_file():
         from peft import PeftModel
 
         lm = PeftModel.from_pretrained(lm, source)
     elif lora is not None:
-        lm = _add_lora(lm, lora, lora_seed)
+        # The adapter records which commit of a hub model it belongs to; a folder has none.
+        lm = _add_lora(lm, lora, lora_seed, None if Path(source).is_dir() else revision)
     lm.to(where).eval()
     if gradient_checkpointing:
         # transformers recomputes activations in train mode only; without dropout that changes nothing else.
@@ -300,7 +312,7 @@ def load_node(node: Node, seed: int) -> Policy:
     )
 
 
-def _add_lora(lm: nn.Module, lora: Lora, seed: int) -> nn.Module:
+def _add_lora(lm: nn.Module, lora: Lora, seed: int, revision: str | None) -> nn.Module:
     from peft import LoraConfig, get_peft_model
 
     targets = list(lora.target_modules) if isinstance(lora.target_modules, tuple) else lora.target_modules
@@ -309,7 +321,7 @@ def _add_lora(lm: nn.Module, lora: Lora, seed: int) -> nn.Module:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return get_peft_model(lm, config)
+        return get_peft_model(lm, config, revision=revision)
 
 
 @torch.no_grad()

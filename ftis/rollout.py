@@ -154,8 +154,19 @@ class TransformersSampler:
         rest = iter(flat)
         return [[next(rest) for _ in request.keys] for request in requests]
 
-    @torch.inference_mode()
     def _batch(self, jobs: list[tuple[Request, tuple[int, ...]]], params: SamplingParams) -> list[Completion]:
+        # Activation checkpointing keeps a model in train mode, where transformers refuses a cache.
+        training = self.policy.model.training
+        self.policy.model.eval()
+        try:
+            with torch.inference_mode():
+                return self._decode(jobs, params)
+        finally:
+            self.policy.model.train(training)
+
+    def _decode(
+        self, jobs: list[tuple[Request, tuple[int, ...]]], params: SamplingParams
+    ) -> list[Completion]:
         policy, device = self.policy, self.policy.device
         prompts = list({id(request): request.prompt for request, _ in jobs}.values())
         place = {id(prompt): i for i, prompt in enumerate(prompts)}

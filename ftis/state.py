@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ftis.errors import UserError
-from ftis.provenance import sha256, write_json
+from ftis.provenance import sha256, write_atomic, write_json
 
 KEPT = 2
 
@@ -60,14 +60,21 @@ def append_metrics(path: Path, line: dict[str, Any]) -> None:
 
 
 def truncate_metrics(path: Path, last_step: int) -> None:
-    """Cut the metrics back to `last_step`, and any half-written line off."""
+    """Cut the metrics back to `last_step`, and any half-written line off.
+
+    Raises UserError where an iteration up to it is missing: the run could not be published whole.
+    """
     kept = []
     if path.exists():
         for line in path.read_text().splitlines(keepends=True):
             with contextlib.suppress(json.JSONDecodeError):
                 if line.endswith("\n") and json.loads(line)["step"] <= last_step:
                     kept.append(line)
-    path.write_text("".join(kept))
+    if [json.loads(line)["step"] for line in kept] != list(range(last_step + 1)):
+        raise UserError(
+            f"{path}: iterations up to {last_step} are missing; remove {path.parent} to start over"
+        )
+    write_atomic(path, "".join(kept))
 
 
 def save_checkpoint(

@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 
 MAGIC, VERSION = b"FTIS", 1
+LEAST_LOGPROB = -1e4  # far below any sampled token's; sums of what a peer claims must stay finite
 _HEADER = struct.Struct("<4sHHI8sII")  # magic, version, node, step, run, completions, tokens
 _LAYOUT = {  # array: dtype on the wire, in this order
     "prompt": "<i4",
@@ -171,7 +172,7 @@ def check(message: Message, expected: Expected) -> None:
         raise MessageError("too_long")
     if ((r.tokens < 0) | (r.tokens >= expected.vocab_size)).any():
         raise MessageError("token_id")
-    if not np.isfinite(r.logprobs).all() or (r.logprobs > 0).any():
+    if not ((r.logprobs <= 0) & (r.logprobs >= LEAST_LOGPROB)).all():  # false for NaN too
         raise MessageError("logprob")
     if not set(r.reward.tolist()) <= expected.rewards:
         raise MessageError("reward")

@@ -8,6 +8,7 @@ sample), so that a run resumes bit for bit and does not depend on how it is batc
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import sys
@@ -34,7 +35,7 @@ from ftis.objective import Objective, group_advantages, grpo_loss
 from ftis.policy import Policy, load_node
 from ftis.prompts import encode_prompt
 from ftis.provenance import provenance, sha256, write_atomic, write_json
-from ftis.rewards import grade_many
+from ftis.rewards import grade_many, is_fault
 from ftis.rollout import Request, Sampler, SamplingParams, TransformersSampler
 from ftis.swarm import (
     Expected,
@@ -72,7 +73,6 @@ def train(config: RunConfig, out: Path) -> None:
             )
         if config.threads:
             torch.set_num_threads(config.threads)
-        began = time.monotonic()
         try:
             swarm = Swarm(config, recipe)
         except BaseException:
@@ -83,6 +83,8 @@ def train(config: RunConfig, out: Path) -> None:
         metrics = out / "state" / "metrics.jsonl"
         first = swarm.restore(out / "state")
         if first is None:
+            for path in state.checkpoints(out / "state"):  # of other settings, or damaged
+                shutil.rmtree(path)
             state.truncate_metrics(metrics, -1)
             state.append_metrics(metrics, {"step": 0, "seconds": 0.0, "nodes": swarm.validate(0)})
             first = 0
@@ -100,7 +102,7 @@ def train(config: RunConfig, out: Path) -> None:
                 bar.set_postfix_str(
                     ", ".join(f"{n['label']}: reward {n['reward']:.2f}" for n in line["nodes"])
                 )
-        _finish(swarm, out, recipe, metrics, time.monotonic() - began)
+        _finish(swarm, out, recipe, metrics)
 
 
 def _recorded_recipe(out: Path) -> str | None:
@@ -110,7 +112,7 @@ def _recorded_recipe(out: Path) -> str | None:
         return None
 
 
-def _finish(swarm: Swarm, out: Path, recipe: str, metrics: Path, seconds: float) -> None:
+def _finish(swarm: Swarm, out: Path, recipe: str, metrics: Path) -> None:
     """Publish the run. final.json comes last, so that it stands for everything that it lists."""
     config, nodes = swarm.config, []
     for node in swarm.nodes:
@@ -127,7 +129,8 @@ def _finish(swarm: Swarm, out: Path, recipe: str, metrics: Path, seconds: float)
         "run": config.name, "recipe": recipe, "seed": config.seed, "method": config.method,
         "iterations": config.iterations, "nodes": nodes,
         "files": {"metrics.jsonl": sha256(out / "metrics.jsonl")},
-        "provenance": provenance(), "seconds": round(seconds, 1),
+        "provenance": provenance(),
+        "seconds": round(sum(json.loads(line)["seconds"] for line in metrics.read_text().splitlines()), 1),
     })  # fmt: skip
     # Adam's moments are twice the model: a finished run doesn't need them.
     for path in state.checkpoints(out / "state"):
@@ -355,24 +358,26 @@ class Participant:
         # whose advantage is 0 may stay out of its forward pass.
         counted = samples.finished | (self.config.rollout.truncated == "train")
         skipped = counted & (advantages.numpy() == 0) & optim.skip_zero_advantage
-        used = np.flatnonzero(counted & ~skipped)
-        shuffled = used
+        used = counted & ~skipped
+        shuffled = np.flatnonzero(counted)
         if optim.mini_batches > 1:
             key = np.random.SeedSequence((MINI_BATCH, self.config.seed, step, self.index))
-            shuffled = np.random.default_rng(key).permutation(used)
+            shuffled = np.random.default_rng(key).permutation(shuffled)
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * min(1.0, step / max(1, optim.warmup))
         collected: list[dict[str, Any]] = []
         norms = []
         with self.phase("update"):
             start = (
-                self._logprobs_now(samples, shuffled)
+                self._logprobs_now(samples, np.flatnonzero(used))
                 if readings.clip_reference == "iteration_start"
                 else None
             )
             for mini in np.array_split(shuffled, optim.mini_batches):
-                unseen = int(skipped.sum()) / optim.mini_batches
-                norms.append(self._update(step, samples, advantages, mini, unseen, start, collected))
+                unseen = int(skipped[mini].sum())
+                norms.append(
+                    self._update(step, samples, advantages, mini[used[mini]], unseen, start, collected)
+                )
         own = next(rollouts for _, sender, rollouts in batch if sender == self.index)
         verdicts = self.verdicts
         return {
@@ -385,7 +390,8 @@ class Participant:
             "format_rate": sum(v.format for v in verdicts) / len(verdicts),
             "length": float(own.length.mean()),
             "truncated": float(1 - own.finished.mean()),
-            "equal_groups": float((advantages == 0).float().mean()),
+            "grader_faults": sum(map(is_fault, verdicts)),
+            "zero_advantage": float((advantages == 0).float().mean()),
             "grad_norm": float(np.mean(norms)),
             "learning_rate": self.optimizer.param_groups[0]["lr"],
             "tokens_generated": len(own.tokens),
@@ -404,7 +410,9 @@ class Participant:
             groups.add(samples.group[row])
             longest = max(longest, samples.length[row])
             longest_prompt = max(longest_prompt, prompt_length[row])
-            tokens = len(groups) * longest_prompt + (i + 1 - first) * longest
+            rows = i + 1 - first
+            read = len(groups) if self.policy.shares_prompts else rows
+            tokens = read * longest_prompt + rows * longest
             if i > first and tokens > self.config.optim.micro_batch_tokens:
                 batches.append(ordered[first:i])
                 first, groups = i, {samples.group[row]}
@@ -456,6 +464,9 @@ class Participant:
                 "entropy": entropy.cpu(), "loss": float(loss.total.detach()),
                 "filtered": loss.filtered.cpu(), "bad": loss.bad.cpu(), "far": loss.far.cpu(),
             })  # fmt: skip
+        if unseen:  # their gradient is 0, which isn't none: Adam's momentum still moves
+            for p in self.params.values():
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         params = [p for p in self.params.values() if p.grad is not None]
         # The mean's denominator is known only now: what is filtered may leave it.
         for p in params:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import yaml
@@ -19,6 +20,7 @@ def ftis(*arguments, cwd=None, **environment):
     )  # fmt: skip
 
 
+ROOT = Path(__file__).parents[1]
 COMMANDS = (
     "train",
     "settings",
@@ -85,7 +87,13 @@ def test_errors_come_within_a_second_or_two():
         (["train", "--tier", "tiny"], "either CONFIG.yaml or --tier and --run"),
         (["train", "--tier", "huge", "--run", "alone-base_small-s42"], "unknown tier 'huge': choose one of"),
         (["train", "--tier", "tiny", "--run", "size_base-ppo-g50-vertical-s42"], "ppo"),
+        (["train", "x.yaml", "--tier", "tiny"], "either CONFIG.yaml or --tier and --run"),
         (["plan", "--tier", "nope"], "unknown tier"),
+        (["plan", "--tier", "tiny", "--seeds", "0"], "must be a whole number from 1, given '0'"),
+        (["evaluate", "--model", "m", "--limit", "0"], "must be a whole number from 1, given '0'"),
+        (["evaluate", "--model", "m", "--temperature", "-1"], "must be a number from 0, given '-1'"),
+        (["evaluate", "--model", "m", "--samples", "4"], "several need --temperature above 0"),
+        (["evaluate", "--model", "m", "--prompt", "nope"], "unknown prompt 'nope': choose one of"),
         (["evaluate", "--model", "/no/model", "--benchmark", "aime"], "unknown benchmark 'aime'"),
         (["evaluate", "--model", "/no/model", "--benchmark", "gsm8k"], "/no/model"),
         (["score", "--tier", "smoke", "--run", "alone-base_small-s42", "--runs-dir", "/no/runs"], "run generate first"),
@@ -95,8 +103,9 @@ def test_errors_come_within_a_second_or_two():
 def test_bad_arguments_are_one_clear_error(tmp_path, arguments, says):
     (tmp_path / "gsm8k").mkdir()
     (tmp_path / "gsm8k/test.jsonl").write_text('{"question": "1+1?", "answer": "#### 2"}\n')
-    result = ftis(*arguments, FTIS_DATA=str(tmp_path), HF_HUB_OFFLINE="1")
+    result = ftis(*arguments, cwd=tmp_path, FTIS_DATA=str(tmp_path), HF_HUB_OFFLINE="1", PYTHONPATH=str(ROOT))
     assert result.returncode == 2 and says in result.stderr and "Traceback" not in result.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["gsm8k"], "nothing was left behind"
 
 
 def test_a_run_from_one_file_then_evaluate(tmp_path, make_config, tiny):

@@ -82,12 +82,23 @@ def test_other_bad_input(tmp_path, monkeypatch):
         load_problems(Dataset(name="tiny"))
 
 
+def test_rows_need_ids_of_their_own(tmp_path):
+    bare = [{"problem": f"q{i}", "answer": str(i)} for i in range(4)]
+    path = write(tmp_path / "m.jsonl", *bare)
+    problems = load_problems(Dataset(name="math500", path=path, split="test"))
+    assert [p.id for p in problems] == ["test/0", "test/1", "test/2", "test/3"]
+    path = write(tmp_path / "t.jsonl", *(row | {"unique_id": "same"} for row in bare))
+    with pytest.raises(UserError, match="'unique_id' must differ between rows; 'same' stands twice"):
+        load_problems(Dataset(name="math500", path=path, split="test"))
+
+
 def test_without_network_and_local_copy_one_error_names_both_ways(monkeypatch):
     monkeypatch.delenv("FTIS_DATA", raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match="no local copy") as error:
         load_problems(Dataset(name="gsm8k"))
-    assert "network" in str(error.value) and "local path" in str(error.value)
+    for way_out in ("network", "local path", "path: FILE.jsonl", "FTIS_DATA=FOLDER with gsm8k/train.jsonl"):
+        assert way_out in str(error.value)
 
 
 def test_revisions_are_pinned():

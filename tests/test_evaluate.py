@@ -6,7 +6,7 @@ import pytest
 
 from ftis.config import Dataset
 from ftis.errors import UserError
-from ftis.evaluate import BenchmarkSpec, Sampling, Subject, generate, score
+from ftis.evaluate import BenchmarkSpec, Sampling, Subject, _locked, generate, score
 from ftis.rollout import TransformersSampler
 from ftis.stats import mean_interval, pass_at_k, wilson
 
@@ -83,6 +83,14 @@ def test_what_is_no_generations_file(tmp_path):
     with pytest.raises(UserError, match="run generate again"):
         score(tmp_path / "g.jsonl", tmp_path / "s.json")
     assert not (tmp_path / "s.json").exists()
+
+
+def test_one_writer_a_file(tiny, tmp_path):
+    tests = {
+        "id": BenchmarkSpec(Dataset(name="tiny", path=str(tiny / "data/ood.jsonl"), limit=2), "tiny-v1", 8)
+    }
+    with _locked(tmp_path / ".g.jsonl.partial"), pytest.raises(UserError, match="another process is writing"):
+        generate([Subject(0, "a", "A", str(tiny / "base"))], tests, tmp_path / "g.jsonl", Sampling(1))
 
 
 def test_an_interrupted_generation_goes_on_and_ends_the_same(tiny, tmp_path, monkeypatch):

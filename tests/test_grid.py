@@ -234,7 +234,8 @@ def test_a_tier_s_mistakes_are_named(tmp_path, monkeypatch):
             grid.resolve(name, run)
         return str(caught.value)
 
-    assert "iteration: unknown key; the keys here are" in message("a", run={**tier["run"], "iteration": 3})
+    assert "run: unknown key 'iteration': choose one of" in message("a", run={**tier["run"], "iteration": 3})
+    assert "run.seed: the grid and the tier set this" in message("f", run={**tier["run"], "seed": 3})
     assert "models: unknown role 'base_tiny': choose one of" in message(
         "b", models={"base_tiny": {"label": "x", "model": "y"}}
     )

@@ -163,6 +163,26 @@ def test_a_folder_without_weights_or_with_dropout_is_refused(tiny, tmp_path):
         load_policy(str(tmp_path / "m"))
 
 
+def test_sliding_windows_are_refused(tiny, tmp_path):
+    shutil.copytree(tiny / "base", tmp_path / "m")
+    config = json.loads((tmp_path / "m/config.json").read_text())
+    windowed = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0, "layer_types": None}
+    (tmp_path / "m/config.json").write_text(json.dumps(config | windowed))
+    with pytest.raises(UserError, match="only full attention"):
+        load_policy(str(tmp_path / "m"))
+
+
+def test_an_adapter_names_its_base_and_says_when_it_is_gone(tiny, tmp_path):
+    shutil.copytree(tiny / "base", tmp_path / "base")
+    load_policy(str(tmp_path / "base"), "a1b2c3", lora=LORA).save(tmp_path / "adapter")
+    saved = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    assert saved["base_model_name_or_path"] == str(tmp_path / "base")
+    assert saved["revision"] is None, "a folder has no hub revision"
+    shutil.rmtree(tmp_path / "base")
+    with pytest.raises(UserError, match="adapter_config.json: base_model_name_or_path: model: no folder"):
+        load_policy(str(tmp_path / "adapter"))
+
+
 def test_a_device_that_is_not_there_is_refused(tiny):
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")

@@ -54,6 +54,15 @@ def test_logprobs_agree_with_lora(tiny, policy):
         np.testing.assert_allclose(completion.logprobs, logp, atol=1e-5)
 
 
+def test_sampling_works_while_activation_checkpointing_is_on(tiny, policy):
+    checkpointing = load_policy(str(tiny / "base"), gradient_checkpointing=True)
+    theirs = TransformersSampler(checkpointing).sample(requests(policy), SamplingParams(20))
+    assert checkpointing.model.training, "training goes on with checkpointing"
+    ours = TransformersSampler(policy).sample(requests(policy), SamplingParams(20))
+    for a, b in zip([c for g in ours for c in g], [c for g in theirs for c in g]):
+        np.testing.assert_array_equal(a.tokens, b.tokens)
+
+
 def test_stop_token_is_kept_and_truncation_flagged(policy):
     groups = TransformersSampler(policy).sample(requests(policy), SamplingParams(48))
     completions = [c for g in groups for c in g]

@@ -217,6 +217,7 @@ REFUSED = {
     "a negative id": ({"tokens": [5, -1, 9, 9, 7, 8]}, "token_id"),
     "a NaN log-prob": ({"logprobs": [-1, np.nan, -1, -1, -1, -1]}, "logprob"),
     "an infinite log-prob": ({"logprobs": [-1, -np.inf, -1, -1, -1, -1]}, "logprob"),
+    "a log-prob whose sums overflow": ({"logprobs": [-1, -1e38, -1, -1, -1, -1]}, "logprob"),
     "a positively infinite log-prob": ({"logprobs": [-1, np.inf, -1, -1, -1, -1]}, "logprob"),
     "a probability above 1": ({"logprobs": [-1, -1, -1, -1, -1, 1e-3]}, "logprob"),
     "a reward that the grader can't give": ({"reward": [2, 0, 0]}, "reward"),

@@ -13,6 +13,7 @@ from ftis import train as train_module
 from ftis.config import load_run
 from ftis.data import iteration_problems
 from ftis.errors import UserError
+from ftis.metrics import Samples
 from ftis.provenance import sha256
 from ftis.swarm import encode
 from ftis.train import Participant, Swarm, train
@@ -183,7 +184,8 @@ def test_a_damaged_checkpoint_is_passed_over(finished, tmp_path, monkeypatch, ca
 def test_mini_batches_stale_samples_and_all_readings_resume(tiny, tmp_path, monkeypatch, staleness):
     config = _build(
         tiny, staleness=staleness, iterations=3, optim={"name": "adam", "mini_batches": 3, "warmup": 2},
-        readings={"preset": "code", "clip_reference": "iteration_start"}, split="horizontal",
+        readings={"preset": "code", "clip_reference": "iteration_start"},
+        split="vertical" if staleness else "horizontal",
     )  # fmt: skip
     train(config, tmp_path / "whole")
     with monkeypatch.context() as patch:
@@ -218,6 +220,44 @@ def test_micro_batches_change_nothing(make_config):
     for a, b in zip(whole, small):
         assert a.norm() > 1e-3
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
+
+
+def test_a_state_of_other_settings_is_cleared_not_kept_in_the_way(tiny, tmp_path, monkeypatch):
+    """Else each checkpoint of the new run would be pruned as the oldest, and every kill start it from 0."""
+
+    def stop_after(step, config):
+        with monkeypatch.context() as patch:
+            original = Swarm.iteration
+            patch.setattr(
+                Swarm,
+                "iteration",
+                lambda self, t: original(self, t) if t <= step else (_ for _ in ()).throw(Killed),
+            )
+            with pytest.raises(Killed):
+                train(config, tmp_path / "run")
+        return [p.name for p in state.checkpoints(tmp_path / "run/state")]
+
+    assert stop_after(3, _build(tiny, iterations=5)) == ["step-000003", "step-000002"]
+    assert stop_after(1, _build(tiny, iterations=5, seed=7)) == ["step-000001"]
+
+
+def test_micro_batches_count_prompts_as_often_as_they_are_read(make_config):
+    swarm = Swarm(make_config(optim={"micro_batch_tokens": 400}), "0" * 12)
+    node = swarm.nodes[0]
+    swarm.iteration(1)
+    samples = Samples.gather([(1, 0, node.fresh)], {1: swarm._prompts(1)[1]}, 0)
+    everything = np.arange(len(samples.tokens))
+
+    def padded(rows, shared):
+        prompts = {id(samples.prompts[i]): len(samples.prompts[i]) for i in rows}
+        read = len(prompts) if shared else len(rows)
+        return read * max(prompts.values()) + len(rows) * max(samples.length[rows])
+
+    for shared in (True, False):
+        node.policy.model.train(not shared)
+        batches = node._micro_batches(samples, everything)
+        assert sorted(np.concatenate(batches)) == list(everything) and len(batches) > 1
+        assert all(padded(rows, shared) <= 400 or len(rows) == 1 for rows in batches)
 
 
 def test_skipping_zero_advantages_changes_no_gradient(make_config):

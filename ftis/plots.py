@@ -109,7 +109,9 @@ def series_looks(data: pd.DataFrame) -> dict[str, dict]:
     kinds = data.drop_duplicates("series")
     for kind in kinds.itertuples():
         rivals = sorted(kinds.loc[kinds["method"] == kind.method, "g"].unique(), key=lambda g: float(g or 0))
-        colour, marker, width = COLOURS[kind.method], MARKERS[kind.method], 1.5
+        # Alone is the wide line below the others: where another coincides with it, both are seen.
+        width = 3.5 if kind.method == "alone" else 1.5
+        colour, marker = COLOURS[kind.method], MARKERS[kind.method]
         if len(rivals) > 1:
             place = rivals.index(kind.g)
             depth = place / (len(rivals) - 1)

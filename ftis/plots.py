@@ -110,7 +110,7 @@ def series_looks(data: pd.DataFrame) -> dict[str, dict]:
     for kind in kinds.itertuples():
         rivals = sorted(kinds.loc[kinds["method"] == kind.method, "g"].unique(), key=lambda g: float(g or 0))
         # Alone is the wide line below the others: where another coincides with it, both are seen.
-        width = 3.5 if kind.method == "alone" else 1.5
+        width = 2.8 if kind.method == "alone" else 1.5
         colour, marker = COLOURS[kind.method], MARKERS[kind.method]
         if len(rivals) > 1:
             place = rivals.index(kind.g)
@@ -122,7 +122,7 @@ def series_looks(data: pd.DataFrame) -> dict[str, dict]:
         looks[kind.series] = {
             "color": colour,
             "marker": marker,
-            "markersize": 7 if marker in "XP" else 5.5,
+            "markersize": 7 if marker in "XPo" else 5.5,
             "markerfacecolor": "white" if horizontal else colour,
             # A thin white rim keeps markers apart that lie on top of each other.
             "markeredgecolor": colour if horizontal else "white",

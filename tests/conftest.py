@@ -39,7 +39,9 @@ def make_config(tiny):
         fields = {
             "name": "test",
             "nodes": [
-                n if isinstance(n, dict) else {"name": f"{n}{k}", "model": str(tiny / n), "learning_rate": 3e-4}
+                n
+                if isinstance(n, dict)
+                else {"name": f"{n}{k}", "model": str(tiny / n), "learning_rate": 3e-4}
                 for k, n in enumerate(nodes)
             ],
             "train": {"name": "tiny", "path": str(tiny / "data" / "train.jsonl")},

@@ -16,7 +16,6 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check .
-	$(BIN)/snakemake --lint
 
 format: $(VENV)/.installed
 	$(BIN)/ruff format .

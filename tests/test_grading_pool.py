@@ -124,7 +124,9 @@ def test_a_worker_that_cannot_start_says_so(pool, monkeypatch):
 
 
 PARENT = r"""
-import sys, threading, time
+import signal, sys, threading, time
+# As in a terminal: a shell that starts the tests in the background has Ctrl-C ignored, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from ftis import grading_pool
 from ftis.rewards import grade_many
 def report():

@@ -20,12 +20,13 @@ import pandas as pd
 
 from ftis.config import Dataset, Node, RunConfig, load_run
 from ftis.errors import UserError, unknown
-from ftis.grid import Run, artefact_runs, load_grid, resolve, runs
+from ftis.grid import SINGLE, Run, artefact_runs, load_grid, resolve, runs
 from ftis.methods import METHODS
+from ftis.stats import t_interval
 
 PAPER_VALUES = Path(__file__).parents[1] / "workflow" / "config" / "paper_values.csv"
 
-RUN_COLUMNS = ["run", "setup", "method", "g", "split", "seed"]
+RUN_COLUMNS = ["run", "setup", "method", "g", "split", "variant", "seed"]
 
 
 # ---------------------------------------------------------------- reading runs
@@ -40,7 +41,7 @@ def make_target(path: Path) -> str:
     return f"make it with `snakemake -c1 {Path(*parts)}`"
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
     try:
         return path.read_text()
     except (FileNotFoundError, NotADirectoryError):
@@ -49,7 +50,7 @@ def _read_text(path: Path) -> str:
         raise UserError(f"{path}: can't be read ({error})") from None
 
 
-def _parse_json(text: str, where: str, path: Path) -> Any:
+def parse_json(text: str, where: str, path: Path) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -71,7 +72,7 @@ def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
 def load_curves(run_dirs: Sequence[Path], metrics: Collection[str] | None = None) -> pd.DataFrame:
     """Tidy curves of runs: one row a (run, node, step, metric).
 
-    Columns: run, setup, method, g, split, seed, node, role, label, step, metric, value. Metrics are
+    Columns: run, setup, method, g, split, variant, seed, node, role, label, step, metric, value. Metrics are
     named by their place in metrics.jsonl, joined by dots and without `validation`, e.g.
     `greedy.accuracy` (a fraction), `reward`, `filtered.foreign`. `metrics` keeps only those named.
     """
@@ -79,8 +80,8 @@ def load_curves(run_dirs: Sequence[Path], metrics: Collection[str] | None = None
     for folder in run_dirs:
         run = run_columns(folder.name)
         path = folder / "metrics.jsonl"
-        for number, line in enumerate(_read_text(path).splitlines(), start=1):
-            record = _parse_json(line, f"{path}, line {number}", path)
+        for number, line in enumerate(read_text(path).splitlines(), start=1):
+            record = parse_json(line, f"{path}, line {number}", path)
             try:
                 for node in record["nodes"]:
                     rest = {k: v for k, v in node.items() if k not in ("node", "name", "label", "validation")}
@@ -100,7 +101,7 @@ def load_curves(run_dirs: Sequence[Path], metrics: Collection[str] | None = None
 def load_scores(run_dirs: Sequence[Path]) -> pd.DataFrame:
     """Tidy scores of runs: one row a (run, node, benchmark).
 
-    Columns: run, setup, method, g, split, seed, node, role, label, benchmark (id or ood), dataset,
+    Columns: run, setup, method, g, split, variant, seed, node, role, label, benchmark (id or ood), dataset,
     accuracy, low, high, n, format_rate, truncated.
     """
     fields = ["dataset", "accuracy", "low", "high", "n", "format_rate", "truncated"]
@@ -108,7 +109,7 @@ def load_scores(run_dirs: Sequence[Path]) -> pd.DataFrame:
     for folder in run_dirs:
         run = run_columns(folder.name)
         path = folder / "scores.json"
-        scores = _parse_json(_read_text(path), str(path), path)
+        scores = parse_json(read_text(path), str(path), path)
         try:
             for node in scores["nodes"]:
                 who = {"node": node["node"], "role": node["name"], "label": node["label"]}
@@ -125,38 +126,16 @@ def run_columns(slug: str) -> dict[str, Any]:
     """A run's name as the columns `RUN_COLUMNS`.
 
     g is text ("50"), empty where there is no filter; split is empty for a run alone, whose setup is its role.
+    variant is that of an ablation, else empty.
     """
     run = Run.from_slug(slug)
     g = "" if run.threshold is None else f"{run.threshold:g}"
-    split = "" if run.method == "alone" else run.split
-    return dict(zip(RUN_COLUMNS, (slug, run.setup, run.method, g, split, run.seed), strict=True))
+    split = "" if run.method in SINGLE else run.split
+    values = (slug, run.setup, run.method, g, split, run.variant, run.seed)
+    return dict(zip(RUN_COLUMNS, values, strict=True))
 
 
 # ---------------------------------------------------------------- statistics over seeds
-
-# 97.5 % quantile of Student's t at 1..30 degrees of freedom.
-_T975 = (
-    *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
-    *(2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860),
-    *(2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423),
-)
-
-
-def t975(df: int) -> float:
-    """97.5 % quantile of Student's t; beyond the table, its expansion in 1/df (error below 1e-4)."""
-    if df <= len(_T975):
-        return _T975[df - 1]
-    z = 1.959964
-    return z + (z**3 + z) / (4 * df) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * df**2)
-
-
-def t_interval(values: Sequence[float]) -> tuple[float, float]:
-    """95 % t-interval of the mean; (nan, nan) for fewer than two values."""
-    series = pd.Series(values, dtype=float)
-    if len(series) < 2:
-        return math.nan, math.nan
-    half = t975(len(series) - 1) * series.std(ddof=1) / math.sqrt(len(series))
-    return series.mean() - half, series.mean() + half
 
 
 def summarise(data: pd.DataFrame) -> pd.DataFrame:
@@ -513,11 +492,11 @@ def escape(text: object) -> str:
     return "".join(_ESCAPES.get(character, character) for character in str(text))
 
 
-def _latex(caption: str, label: str, columns: str, head: list[str], body: list[str], size: str) -> str:
+def latex_table(caption: str, label: str, columns: str, head: list[str], body: list[str], size: str) -> str:
     """A complete table environment in booktabs style; `caption` is plain text, the rest LaTeX."""
     return "\n".join(
         [
-            r"% Needs \usepackage{booktabs}. Written by `ftis table`; edits are lost.",
+            r"% Needs \usepackage{booktabs}. Written by ftis; edits are lost.",
             r"\begin{table}[t]",
             r"\centering",
             rf"\caption{{{escape(caption)}}}",
@@ -549,7 +528,7 @@ def table1_tex(table: pd.DataFrame, tier: str) -> str:
         f"Settings of the paper and of the {tier} tier. Sources: notes (public reading notes of the paper), "
         "code (its first author's public repository)."
     )
-    text = _latex(
+    text = latex_table(
         caption,
         f"{tier}-settings",
         "".join(wrapped),
@@ -614,7 +593,7 @@ def table2_tex(table: pd.DataFrame, tier: str) -> str:
         r"\cmidrule(lr){1-4} \cmidrule(lr){5-8}",
         r"Model & Alone & F-TIS & Diff. & Model & Alone & F-TIS & Diff. \\",
     ]
-    return _latex(caption, f"{tier}-ood", "lrrrlrrr", head, body, r"\footnotesize\tabcolsep=3pt")
+    return latex_table(caption, f"{tier}-ood", "lrrrlrrr", head, body, r"\footnotesize\tabcolsep=3pt")
 
 
 # ---------------------------------------------------------------- writing

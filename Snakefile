@@ -13,7 +13,10 @@ rule all:
     default_target: True
     input:
         run_files("scores.json"),
+        start_files(),
         artefact_files("fig", "table"),
+        ablation_files(),
+        f"results/{TIER}/report.html",
 
 
 rule runs:
@@ -52,6 +55,12 @@ localrules:
     tiny_data,
     figure,
     table,
+    ablation,
+    tidy,
+    claims,
+    economics,
+    exact,
+    report,
 
 
 include: "workflow/rules/data.smk"

@@ -128,7 +128,12 @@ def parser() -> argparse.ArgumentParser:
         option("file", metavar="FILE.jsonl", help="'-' reads standard input"),
     )  # fmt: skip
     command(
-        "generate", _generate, "sample a finished run's models on the tier's benchmarks", tier, run, runs_dir
+        "generate",
+        _generate,
+        "sample a finished run's models on the tier's benchmarks (start-ROLE-sSEED: before training)",
+        tier,
+        run,
+        runs_dir,
     )
     command("score", _score, "grade what generate sampled", tier, run, runs_dir)
     command(
@@ -138,6 +143,29 @@ def parser() -> argparse.ArgumentParser:
     command(
         "table", _table, "make a table of the paper from runs: CSV and LaTeX",
         option("table", metavar="TABLE", help="table1 or table2"), tier, out, runs, runs_dir,
+    )  # fmt: skip
+    command("tidy", _tidy, "gather runs into tidy tables: CSV", tier, out, runs, runs_dir)
+    command(
+        "ablation", _ablation, "compare an ablation's runs: PDF, PNG and CSV",
+        option("ablation", metavar="NAME", help="a key of `ablations` in workflow/config/grid.yaml"),
+        tier, out, runs, runs_dir,
+    )  # fmt: skip
+    tables = option("--tables", type=Path, required=True, metavar="DIR", help="folder of `ftis tidy`")
+    command("claims", _claims, "test the paper's claims on tidy tables: CSV and LaTeX", tier, tables, out)
+    command(
+        "economics",
+        _economics,
+        "what a node gains by joining, from tidy tables: CSV and figure",
+        tier,
+        tables,
+        out,
+    )
+    command("exact", _exact, "the exact study of methods on an enumerable policy: figures and CSV", out)
+    command(
+        "report", _report, "one HTML file of all that a tier shows", tier,
+        option("--artefacts", type=Path, metavar="DIR", help="its figures and tables (default: paper_figures/TIER)"),
+        option("--exact", type=Path, default=Path("paper_figures/exact"), metavar="DIR", help="folder of `ftis exact` (default: %(default)s)"),
+        option("--out", type=Path, metavar="FILE", help="(default: results/TIER/report.html)"),
     )  # fmt: skip
     command("tokenizer", _tokenizer, "make the tiny models' tokenizer", out)
     command("tiny-data", _tiny_data, "make a tier's arithmetic problems", tier, out)
@@ -189,18 +217,20 @@ def _settings(_arguments: argparse.Namespace) -> None:
 
 def _generate(arguments: argparse.Namespace) -> None:
     from ftis import grid
-    from ftis.evaluate import BenchmarkSpec, Sampling, generate, run_subjects
+    from ftis.evaluate import BenchmarkSpec, Sampling, generate, run_subjects, start_subjects
 
-    config = _grid_run(arguments)
+    run = grid.Run.from_slug(arguments.run)
+    config = grid.resolve(arguments.tier, run)
     folder = _run_folder(arguments)
-    subjects, facts = run_subjects(folder)
+    subjects, facts = start_subjects(config) if run.method == "start" else run_subjects(folder)
     subjects = [replace(s, compute_dtype=config.nodes[s.node].compute_dtype) for s in subjects]
-    tests = {
-        role: BenchmarkSpec(b.data, b.prompt or config.rollout.prompt, b.max_new_tokens)
-        for role, b in grid.benchmarks(arguments.tier).items()
-    }
+    tests = {}
+    for role, b in grid.benchmarks(arguments.tier).items():
+        tests[role] = BenchmarkSpec(b.data, b.prompt or config.rollout.prompt, b.max_new_tokens)
+        if b.samples:
+            tests[f"{role}_sampled"] = replace(tests[role], samples=b.samples, temperature=1.0)
     _use_threads(grid.resources(arguments.tier, "generate").threads)
-    sampling = Sampling(config.seed, max_batch=config.rollout.max_batch, shape=config.reward)
+    sampling = Sampling(config.seed, config.rollout.max_batch, config.reward)
     generate(subjects, tests, folder / "generations.jsonl", sampling, facts=facts, resume=True)
 
 
@@ -232,12 +262,12 @@ def _evaluate(arguments: argparse.Namespace) -> None:
         if name not in ("gsm8k", "math500"):
             raise unknown("benchmark", name, ("gsm8k", "math500"))
         data = Dataset(name=name, split="test", limit=arguments.limit)
-        tests[name] = BenchmarkSpec(data, arguments.prompt, arguments.max_new_tokens)
+        tests[name] = BenchmarkSpec(
+            data, arguments.prompt, arguments.max_new_tokens, arguments.samples, arguments.temperature
+        )
     subject = Subject(0, "model", arguments.model, arguments.model, arguments.revision)
     generations, scores = arguments.out / "generations.jsonl", arguments.out / "scores.json"
-    sampling = Sampling(
-        arguments.seed, arguments.samples, arguments.temperature, arguments.max_batch, arguments.shape
-    )
+    sampling = Sampling(arguments.seed, arguments.max_batch, arguments.shape)
     generate([subject], tests, generations, sampling, arguments.device, resume=arguments.resume)
     for name, result in score(generations, scores)["nodes"][0]["benchmarks"].items():
         print(
@@ -275,6 +305,47 @@ def _table(arguments: argparse.Namespace) -> None:
     from ftis.paper import make_table
 
     make_table(arguments.table, *_artefact(arguments))
+
+
+def _tidy(arguments: argparse.Namespace) -> None:
+    from ftis.tidy import make_tidy
+
+    make_tidy(*_artefact(arguments))
+
+
+def _ablation(arguments: argparse.Namespace) -> None:
+    from ftis.ablation import make_ablation
+
+    make_ablation(arguments.ablation, *_artefact(arguments))
+
+
+def _claims(arguments: argparse.Namespace) -> None:
+    from ftis.claims import make_claims
+    from ftis.tidy import read_tidy
+
+    make_claims(read_tidy(arguments.tables), arguments.tier, arguments.out)
+
+
+def _economics(arguments: argparse.Namespace) -> None:
+    from ftis.economics import make_economics
+    from ftis.tidy import read_tidy
+
+    make_economics(read_tidy(arguments.tables), arguments.tier, arguments.out)
+
+
+def _exact(arguments: argparse.Namespace) -> None:
+    from ftis.exact_figures import make_exact
+
+    _use_threads(1)
+    make_exact(arguments.out)
+
+
+def _report(arguments: argparse.Namespace) -> None:
+    from ftis.report import make_report
+
+    tier = arguments.tier
+    out = arguments.out or Path("results", tier, "report.html")
+    make_report(tier, arguments.artefacts or Path("paper_figures", tier), arguments.exact, out)
 
 
 def _tokenizer(arguments: argparse.Namespace) -> None:

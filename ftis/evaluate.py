@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from tqdm import tqdm
 
-from ftis.config import Dataset
+from ftis.config import Dataset, RunConfig
 from ftis.data import SOURCES, Problem, load_problems, local_file
 from ftis.errors import UserError, unknown
 from ftis.prompts import PROMPTS, encode_prompt
@@ -53,6 +53,9 @@ class BenchmarkSpec:
     data: Dataset
     prompt: str
     max_new_tokens: int
+    samples: int = 1
+    temperature: float = 0.0
+    """0 is greedy, one sample a problem."""
 
 
 def completion_text(policy: Policy, completion: Completion) -> str:
@@ -63,12 +66,10 @@ def completion_text(policy: Policy, completion: Completion) -> str:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How completions are drawn. Temperature 0 is greedy, one sample a problem; `shape` (key of
-    `ftis.rewards.FORMATS`) is what the format rate will count."""
+    """What all benchmarks of a generations file share; `shape` (key of `ftis.rewards.FORMATS`) is what the
+    format rate will count."""
 
     seed: int
-    samples: int = 1
-    temperature: float = 0.0
     max_batch: int = 64
     shape: str = "strict"
 
@@ -135,6 +136,8 @@ def generate(
                 "dataset": test.data.name,
                 "prompt": test.prompt,
                 "max_new_tokens": test.max_new_tokens,
+                "samples": test.samples,
+                "temperature": test.temperature,
                 "n": len(loaded[role]),
                 "data": _data_facts(test.data),
             }
@@ -142,7 +145,7 @@ def generate(
         },
     }
     partial = out.with_name(f".{out.name}.partial")
-    total = len(subjects) * sampling.samples * sum(map(len, loaded.values()))
+    total = len(subjects) * sum(test.samples * len(loaded[role]) for role, test in tests.items())
 
     def load(subject: Subject) -> Policy:
         return load_policy(
@@ -151,14 +154,14 @@ def generate(
 
     first = load(subjects[0])  # a model that can't be loaded leaves no file behind
     with _locked(partial) as file:
-        kept = _kept(file, header, sampling.samples) if resume else []
+        kept = _kept(file, header) if resume else []
         if not kept:
             file.truncate(0)
             file.write(json.dumps(header) + "\n")
         done = Counter((row["node"], row["test"]) for row in kept)
         with tqdm(desc="generate", total=total, initial=len(kept), disable=None) as bar:
             for subject in subjects:
-                left = {role: done[subject.node, role] // sampling.samples for role in tests}
+                left = {role: done[subject.node, role] // tests[role].samples for role in tests}
                 if all(left[role] == len(loaded[role]) for role in tests):
                     continue
                 policy = first if subject is subjects[0] else load(subject)
@@ -166,7 +169,7 @@ def generate(
                 for role, test in tests.items():
                     for i, s, completion, text in complete(
                         policy, sampler, loaded[role], test.prompt, test.max_new_tokens, (sampling.seed,),
-                        sampling.samples, sampling.temperature, sampling.max_batch, start=left[role],
+                        test.samples, test.temperature, sampling.max_batch, start=left[role],
                     ):  # fmt: skip
                         problem = loaded[role][i]
                         row = {
@@ -193,7 +196,7 @@ def _locked(path: Path) -> Iterator[TextIO]:
         yield file
 
 
-def _kept(file: TextIO, header: dict[str, Any], samples: int) -> list[dict[str, Any]]:
+def _kept(file: TextIO, header: dict[str, Any]) -> list[dict[str, Any]]:
     """Rows of whole problems in a partial file whose header is the same; what follows them is cut off."""
     file.seek(0)
     lines = file.readlines()
@@ -205,8 +208,10 @@ def _kept(file: TextIO, header: dict[str, Any], samples: int) -> list[dict[str, 
             return []
         for line in lines[1:]:
             rows.append(json.loads(line))
-    rows = rows[: len(rows) // samples * samples]
     if rows:
+        node, test = rows[-1]["node"], rows[-1]["test"]
+        last = sum(row["node"] == node and row["test"] == test for row in rows)
+        rows = rows[: len(rows) - last % header["tests"][test]["samples"]]
         file.truncate(sum(len(line.encode()) for line in lines[: len(rows) + 1]))
     return rows
 
@@ -291,6 +296,16 @@ def run_subjects(folder: Path) -> tuple[list[Subject], dict[str, Any]]:
     subjects = [Subject(n["node"], n["name"], n["label"], str(folder / n["path"])) for n in final["nodes"]]
     weights = [n["sha256"] for n in final["nodes"]]
     return subjects, {"run": final["run"], "recipe": final["recipe"], "weights": weights}
+
+
+def start_subjects(config: RunConfig) -> tuple[list[Subject], dict[str, Any]]:
+    """The models that a run starts from."""
+    subjects = [
+        Subject(k, n.name, n.label or n.name, n.model, None if Path(n.model).exists() else n.revision)
+        for k, n in enumerate(config.nodes)
+    ]
+    weights = [sha256(Path(s.model)) if s.revision is None else s.revision for s in subjects]
+    return subjects, {"run": config.name, "weights": weights}
 
 
 def _data_facts(data: Dataset) -> dict[str, Any]:

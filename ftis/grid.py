@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from itertools import product
@@ -28,6 +28,8 @@ from ftis.tiny import DataSettings, TinyModel
 
 CONFIG = Path(__file__).resolve().parents[1] / "workflow" / "config"
 RULES = Literal["warm_start", "train", "generate"]
+SINGLE = ("alone", "start")
+"""Runs of one model: trained alone, and as it is before any training (answers and scores only)."""
 
 
 # --- The definition -------------------------------------------------------------------------------------
@@ -55,6 +57,39 @@ class Artefact:
 
 
 @settings
+class Variant:
+    """One change to a run."""
+
+    label: str
+    """Name in figures."""
+    set: dict[str, Any] = Field(default_factory=dict)
+    """Settings of a run by dotted name, e.g. readings.preset."""
+    times: dict[Literal["prompts", "iterations", "group_size"], int] = Field(default_factory=dict)
+    """Factors on settings whose value the tier decides."""
+    nodes: tuple[str, ...] | None = Field(default=None, min_length=2)
+    """Roles that train together in place of the set-up's."""
+
+
+@settings
+class Ablation:
+    """Runs beside the same runs with one thing changed; each is a target of its own."""
+
+    title: str
+    question: str
+    """What it answers, in a sentence."""
+    runs: tuple[str, ...]
+    """Patterns over run names without their seed: what the variants start from and are compared with."""
+    variants: dict[str, Variant]
+
+    @model_validator(mode="after")
+    def _names(self) -> Ablation:
+        for name in self.variants:
+            if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+                raise ValueError(f"variants: {name!r}: use a-z, 0-9 and _; it becomes part of a run's name")
+        return self
+
+
+@settings
 class Grid:
     """`workflow/config/grid.yaml`."""
 
@@ -66,13 +101,26 @@ class Grid:
     """g, of the filtered methods."""
     splits: tuple[Literal["vertical", "horizontal"], ...]
     artefacts: dict[str, Artefact]
+    ablations: dict[str, Ablation] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _known_methods(self) -> Grid:
+    def _known_names(self) -> Grid:
         for method in self.methods:
             if method not in METHODS:
                 raise ValueError(f"methods: {unknown('method', method, METHODS)}")
+        names = [name for ablation in self.ablations.values() for name in ablation.variants]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"ablations: two variants are named {name!r}; a run's name says which it is")
+        for name, variant in self.variants.items():
+            for role in variant.nodes or ():
+                if role not in self.roles:
+                    raise ValueError(f"ablations: variant {name}: {unknown('role', role, self.roles)}")
         return self
+
+    @property
+    def variants(self) -> dict[str, Variant]:
+        return {name: v for ablation in self.ablations.values() for name, v in ablation.variants.items()}
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -99,14 +147,17 @@ class Run:
     """g; None where the method doesn't filter."""
     split: str
     seed: int
+    variant: str = ""
+    """Key of an ablation's `variants`; empty in the grid itself."""
 
     @property
     def cell(self) -> str:
-        """The name without its seed, e.g. size_base-ftis-g50-vertical or alone-base_small."""
-        if self.method == "alone":
-            return f"alone-{self.setup}"
+        """The name without its seed, e.g. size_base-ftis-g50-vertical, alone-base_small or alone-base_small+mini4."""
+        variant = f"+{self.variant}" if self.variant else ""
+        if self.method in SINGLE:
+            return f"{self.method}-{self.setup}{variant}"
         g = "" if self.threshold is None else f"-g{_plain(self.threshold)}"
-        return f"{self.setup}-{self.method}{g}-{self.split}"
+        return f"{self.setup}-{self.method}{g}-{self.split}{variant}"
 
     @property
     def slug(self) -> str:
@@ -114,19 +165,26 @@ class Run:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        return (self.setup,) if self.method == "alone" else load_grid().setups[self.setup].nodes
+        if self.method in SINGLE:
+            return (self.setup,)
+        return self.change.nodes or load_grid().setups[self.setup].nodes
+
+    @property
+    def change(self) -> Variant:
+        """What its variant changes."""
+        return load_grid().variants[self.variant] if self.variant else Variant(label="")
 
     @classmethod
     def from_slug(cls, slug: str) -> Run:
         """The run of that name; any threshold and seed, but a known set-up and method, else `UserError`."""
         grid = load_grid()
-        if match := re.fullmatch(r"alone-(\w+)-s(\d+)", slug):
-            role, seed = match.groups()
+        if match := re.fullmatch(r"(alone|start)-(\w+)(?:\+(\w+))?-s(\d+)", slug):
+            method, role, variant, seed = match.groups()
             if role not in grid.roles:
                 raise UserError(f"run {slug!r}: {unknown('model', role, grid.roles)}")
-            run = cls(role, "alone", None, "vertical", int(seed))
-        elif match := re.fullmatch(r"(\w+)-([a-z]\w*)(?:-g([\d.]+))?-([a-z]+)-s(\d+)", slug):
-            setup, method, g, split, seed = match.groups()
+            run = cls(role, method, None, "vertical", int(seed), variant or "")
+        elif match := re.fullmatch(r"(\w+)-([a-z]\w*)(?:-g([\d.]+))?-([a-z]+)(?:\+(\w+))?-s(\d+)", slug):
+            setup, method, g, split, variant, seed = match.groups()
             for kind, given, known in [
                 ("set-up", setup, grid.setups),
                 ("method", method, [m for m in METHODS if m != "alone"]),
@@ -141,12 +199,15 @@ class Run:
                 threshold = None if g is None else float(g)
             except ValueError:
                 raise UserError(f"run {slug!r}: threshold g{g} is not a number") from None
-            run = cls(setup, method, threshold, split, int(seed))
+            run = cls(setup, method, threshold, split, int(seed), variant or "")
         else:
             raise UserError(
-                f"run {slug!r}: not a run's name; they read {{setup}}-{{method}}[-g{{threshold}}]-{{split}}-s{{seed}}, "
+                f"run {slug!r}: not a run's name; they read "
+                "{setup}-{method}[-g{threshold}]-{split}[+{variant}]-s{seed}, "
                 "e.g. size_base-ftis-g50-vertical-s42, or alone-{model}-s{seed}"
             )
+        if run.variant and (run.variant not in grid.variants or method == "start"):
+            raise UserError(f"run {slug!r}: {unknown('variant', run.variant, grid.variants)}")
         if run.slug != slug:
             raise UserError(f"run {slug!r}: write it {run.slug}")
         return run
@@ -193,9 +254,64 @@ def artefacts(tier: str) -> tuple[str, ...]:
 
 def _missing(artefact: str, tier: str) -> str | None:
     """The first pattern for which the tier has no run."""
-    cells = [run.cell for run in _product() if set(run.roles) <= set(load_tier(tier).models)]
     patterns = [p for text in load_grid().artefacts[artefact].runs for p in _braces(text)]
-    return next((p for p in patterns if not any(fnmatchcase(cell, p) for cell in cells)), None)
+    return next((p for p in patterns if not any(fnmatchcase(cell, p) for cell in _cells(tier))), None)
+
+
+@cache
+def _cells(tier: str) -> tuple[str, ...]:
+    return tuple(run.cell for run in _product() if set(run.roles) <= set(load_tier(tier).models))
+
+
+@cache
+def ablations(tier: str) -> tuple[str, ...]:
+    """The ablations that a tier has the models for."""
+    have = set(load_tier(tier).models)
+    return tuple(
+        name
+        for name, ablation in load_grid().ablations.items()
+        if all(set(v.nodes or ()) <= have for v in ablation.variants.values())
+        and all(any(fnmatchcase(c, p) for c in _cells(tier)) for text in ablation.runs for p in _braces(text))
+    )
+
+
+@cache
+def ablation_runs(ablation: str, tier: str, seeds: int | None = None) -> tuple[Run, ...]:
+    """The runs that an ablation compares: each run it starts from, and that run with each variant."""
+    known = ablations(tier)
+    if ablation not in known:
+        raise unknown("ablation", ablation, known)
+    table = load_grid().ablations[ablation]
+    patterns = [p for text in table.runs for p in _braces(text)]
+    chosen = [run for run in _product() if any(fnmatchcase(run.cell, p) for p in patterns)]
+    changed = [replace(run, variant=v) for run in chosen for v in table.variants if _differs(run, v)]
+    listed = seed_list(tier, seeds or load_tier(tier).ablation_seeds)
+    return tuple(replace(run, seed=seed) for seed in listed for run in (*chosen, *changed))
+
+
+FOREIGN_ONLY = (
+    "staleness", "cap", "readings.filter_rule", "readings.filter_scope", "readings.filtered_denominator",
+    "readings.kl_estimator", "readings.kl_reduction", "readings.weight_level", "readings.detach_weight",
+)  # fmt: skip
+"""Settings that say how foreign samples are weighted and filtered: a model alone has none."""
+
+
+def _differs(run: Run, variant: str) -> bool:
+    """Whether a variant changes a run; a model alone has no other nodes and no foreign samples."""
+    change = load_grid().variants[variant]
+    return run.method != "alone" or bool(change.times) or any(s not in FOREIGN_ONLY for s in change.set)
+
+
+@cache
+def start_runs(tier: str, seeds: int | None = None) -> tuple[Run, ...]:
+    """Every model as it is before training; one seed stands for all where the model comes from outside."""
+    listed = seed_list(tier, seeds)
+    return tuple(
+        Run(role, "start", None, "vertical", seed)
+        for role, model in load_tier(tier).models.items()
+        if model.of is None
+        for seed in (listed if model.tiny else listed[:1])
+    )
 
 
 @cache
@@ -268,6 +384,8 @@ class Benchmark:
     prompt: str | None = None
     """Key of `ftis.prompts.PROMPTS`; None: the one that training used."""
     max_new_tokens: int = Field(ge=1)
+    samples: int = Field(default=0, ge=0)
+    """Besides the greedy one, completions a problem sampled at T = 1."""
 
 
 @settings
@@ -296,6 +414,8 @@ class Tier:
     """One line for people."""
     seeds: int = Field(ge=1)
     """Seeds when the config doesn't say."""
+    ablation_seeds: int | None = Field(default=None, ge=1)
+    """The same for ablations; None: `seeds`."""
     models: dict[str, Model]
     """By role; a tier has the runs whose roles are here."""
     data: DataSettings | None = None
@@ -357,18 +477,28 @@ def resolve(tier: str, run: Run) -> RunConfig:
         raise UserError(
             f"{CONFIG / 'tiers' / tier}.yaml: prompts: no pattern matches {run.cell}; add '*': 16, say"
         )
-    given = {
+    given: dict[str, Any] = {
         **table.run,
         "name": run.slug,
         "nodes": [{**table.node, **_node(tier, role, run.seed)} for role in run.roles],
-        "method": run.method,
+        "method": "alone" if run.method in SINGLE else run.method,
         "threshold": run.threshold,
         "split": run.split,
         "seed": run.seed,
         "prompts": prompts,
         "threads": resources(tier, "train").threads,
     }
+    for field, factor in run.change.times.items():
+        given[field] = factor * given.get(field, RunConfig.__dataclass_fields__[field].default)
+    for path, value in run.change.set.items():
+        given = _with(given, path.split("."), value)
     return parse(RUN_CONFIG, given, f"{CONFIG / 'tiers' / tier}.yaml, run {run.slug}")
+
+
+def _with(settings: dict[str, Any], path: list[str], value: Any) -> dict[str, Any]:
+    """`settings` with the value at a nested path replaced."""
+    first, *rest = path
+    return {**settings, first: _with(settings.get(first, {}), rest, value) if rest else value}
 
 
 def _node(tier: str, role: str, seed: int) -> dict[str, Any]:
@@ -422,12 +552,16 @@ def benchmarks(tier: str) -> dict[str, Benchmark]:
     return load_tier(tier).benchmarks
 
 
+def made_models(tier: str, run: Run) -> list[str]:
+    """Models a run starts from that the workflow makes."""
+    return list(dict.fromkeys(f"{n.model}/warm.json" for n in resolve(tier, run).nodes if _is_made(n.model)))
+
+
 def made_inputs(tier: str, run: Run) -> list[str]:
     """Files a run is trained from that the workflow makes: warm starts and problems; none of the real ones."""
     config = resolve(tier, run)
-    models = [f"{node.model}/warm.json" for node in config.nodes if _is_made(node.model)]
     sets = [config.train, config.validation.data]
-    return list(dict.fromkeys(models)) + [d.path for d in sets if d and _is_made(d.path)]
+    return made_models(tier, run) + [d.path for d in sets if d and _is_made(d.path)]
 
 
 def made_model(tier: str, role: str) -> TinyModel:
@@ -486,6 +620,8 @@ class Config:
     """paper: the runs that figures and tables need; full: the whole product."""
     seeds: int | None = Field(default=None, ge=1)
     """How many of the fixed list; None: the tier's own number."""
+    ablations: Literal["none", "all"] | tuple[str, ...] = "none"
+    """Names of ablations that the default target includes."""
     models: dict[str, str] = Field(default_factory=dict)
     """Local copies of hub models, by hub name."""
 
@@ -493,6 +629,9 @@ class Config:
 def load_config(given: dict[str, Any]) -> Config:
     config = parse(TypeAdapter(Config), given, "the workflow's config")
     seed_list(config.tier, config.seeds)
+    for name in config.ablations if isinstance(config.ablations, tuple) else ():
+        if name not in ablations(config.tier):
+            raise UserError(f"ablations: {unknown('ablation', name, ablations(config.tier))}")
     hub = {model.model for tier in tiers() for model in load_tier(tier).models.values() if model.model}
     for name in _existing(config.models):
         if name not in hub:

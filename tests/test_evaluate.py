@@ -97,11 +97,16 @@ def test_an_interrupted_generation_goes_on_and_ends_the_same(tiny, tmp_path, mon
     subjects = [Subject(0, "a", "A", str(tiny / "base")), Subject(1, "b", "B", str(tiny / "coder"))]
     tests = {
         "id": BenchmarkSpec(
-            Dataset(name="tiny", path=str(tiny / "data/validation.jsonl"), limit=10), "tiny-v1", 40
+            Dataset(name="tiny", path=str(tiny / "data/validation.jsonl"), limit=10), "tiny-v1", 40, 2, 1.0
         ),
-        "ood": BenchmarkSpec(Dataset(name="tiny", path=str(tiny / "data/ood.jsonl"), limit=6), "tiny-v1", 40),
+        "ood": BenchmarkSpec(
+            Dataset(name="tiny", path=str(tiny / "data/ood.jsonl"), limit=6), "tiny-v1", 40, 3, 1.0
+        ),
+        "ood_greedy": BenchmarkSpec(
+            Dataset(name="tiny", path=str(tiny / "data/ood.jsonl"), limit=6), "tiny-v1", 40
+        ),
     }
-    sampling = Sampling(3, samples=2, temperature=1.0, max_batch=8)
+    sampling = Sampling(3, max_batch=8)
     generate(subjects, tests, tmp_path / "whole.jsonl", sampling)
     asked = []
     original = TransformersSampler.sample
@@ -121,8 +126,8 @@ def test_an_interrupted_generation_goes_on_and_ends_the_same(tiny, tmp_path, mon
     asked.append(0)
     generate(subjects, tests, tmp_path / "cut.jsonl", sampling, resume=True)
     assert (tmp_path / "cut.jsonl").read_text() == (tmp_path / "whole.jsonl").read_text()
-    assert sum(asked) < 2 * 32, "what was there was not sampled again"
+    assert sum(asked) < 2 * 44, "what was there was not sampled again"
     # Another setting starts anew.
     partial.write_text((tmp_path / "whole.jsonl").read_text())
-    generate(subjects, tests, tmp_path / "other.jsonl", Sampling(4, 2, 1.0, 8), resume=True)
+    generate(subjects, tests, tmp_path / "other.jsonl", Sampling(4, 8), resume=True)
     assert (tmp_path / "other.jsonl").read_text() != (tmp_path / "whole.jsonl").read_text()

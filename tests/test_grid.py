@@ -65,9 +65,10 @@ def test_every_listed_slug_round_trips():
     st.one_of(st.integers(1, 10**6).map(float), st.floats(0.001, 1000)),
     st.sampled_from(["vertical", "horizontal"]),
     st.integers(0, 10**9),
+    st.sampled_from(["", "code", "mini4_stale4"]),
 )
-def test_slugs_round_trip(setup, method, g, split, seed):
-    run = Run(setup, method, g if METHODS[method].filtered else None, split, seed)
+def test_slugs_round_trip(setup, method, g, split, seed, variant):
+    run = Run(setup, method, g if METHODS[method].filtered else None, split, seed, variant)
     assert Run.from_slug(run.slug) == run
 
 
@@ -75,6 +76,9 @@ def test_slugs_as_written():
     assert Run("size_base", "ftis", 5, "vertical", 42).slug == "size_base-ftis-g5-vertical-s42"
     assert Run("size_base", "ftis", 2.5, "vertical", 1).slug == "size_base-ftis-g2.5-vertical-s1"
     assert Run("base_large_lora", "alone", None, "vertical", 1).slug == "alone-base_large_lora-s1"
+    assert Run("base_small", "start", None, "vertical", 1).slug == "start-base_small-s1"
+    assert Run("base_small", "alone", None, "vertical", 1, "b2").slug == "alone-base_small+b2-s1"
+    assert Run("size_base", "tis", None, "vertical", 1, "c1").slug == "size_base-tis-vertical+c1-s1"
 
 
 @pytest.mark.parametrize(
@@ -87,6 +91,8 @@ def test_slugs_as_written():
         ("size_base-alone-vertical-s42", "unknown method 'alone'"),
         ("alone-base_medium-s42", "unknown model 'base_medium': choose one of .*base_small"),
         ("size_base-ftis-vertical-s42", "needs its threshold"),
+        ("size_base-tis-vertical+c3-s42", "unknown variant 'c3': choose one of .*c1"),
+        ("start-base_small+c1-s42", "unknown variant 'c1'"),
         ("size_base-nois-g5-vertical-s42", "doesn't filter"),
         ("size_base-ftis-g05-vertical-s42", "write it size_base-ftis-g5-vertical-s42"),
         ("size_base-ftis-g1.2.3-vertical-s42", "not a number"),
@@ -257,3 +263,54 @@ def test_settings_files_fit_their_schemas():
     validate(yaml.safe_load((grid.CONFIG / "grid.yaml").read_text()), schema("grid"))
     for name in grid.tiers():
         validate(yaml.safe_load((grid.CONFIG / "tiers" / f"{name}.yaml").read_text()), schema("tier"))
+
+
+def test_an_ablation_changes_what_it_says_and_nothing_else():
+    changed = grid.resolve("tiny", Run.from_slug("size_base-tis-vertical+c5-s42"))
+    plain = grid.resolve("tiny", Run.from_slug("size_base-tis-vertical-s42"))
+    assert replace(changed, name=plain.name, cap=2.0) == plain and changed.cap == 5
+    code = grid.resolve("tiny", Run.from_slug("alone-base_small+code-s42"))
+    assert code.readings.preset == "code" and code.readings.advantage_scale == "none"
+    doubled = grid.resolve("paper", Run.from_slug("size_base-ftis-g50-vertical+b2-s42"))
+    assert doubled.prompts == 48
+    three = grid.resolve("tiny", Run.from_slug("size_base-nois-vertical+n3-s42"))
+    assert [node.name for node in three.nodes] == ["base_small", "base_large", "coder_small"]
+
+
+@pytest.mark.parametrize("ablation", grid.load_grid().ablations)
+def test_every_variant_changes_its_run(ablation):
+    runs = grid.ablation_runs(ablation, "tiny", 1)
+    hashes = [recipe_hash(grid.resolve("tiny", run)) for run in runs]
+    assert len(set(hashes)) == len(runs) > 3
+    cells = {run.cell for run in runs}
+    for run in runs:
+        # What it is compared with is there: the run without the variant, and each of its models alone.
+        assert replace(run, variant="").cell in cells
+        assert {f"alone-{role}" for role in run.roles} <= cells
+
+
+def test_what_concerns_foreign_samples_only_is_not_run_alone():
+    cells = {run.cell for run in grid.ablation_runs("readings", "tiny", 1)}
+    assert {c for c in cells if c.startswith("alone-base_small+")} == {
+        f"alone-base_small+{v}" for v in ("code", "seed", "no_std", "literal_clip")
+    }
+
+
+def test_models_before_training():
+    assert len(grid.start_runs("tiny", 2)) == 8
+    # One seed stands for all where a model comes from the hub.
+    assert {run.slug for run in grid.start_runs("paper", 3)} == {
+        f"start-{role}-s42" for role in ("base_small", "base_large", "coder_small", "coder_large")
+    }
+
+
+def test_bad_variants_are_refused():
+    text = (grid.CONFIG / "grid.yaml").read_text()
+    for change, message in [
+        (("nodes: [base_small, coder_large]", "nodes: [base_small, coder_huge]"), "unknown role 'coder_huge'"),
+        (("      apart:", "      c5:"), "two variants are named 'c5'"),
+        (("      apart:", "      Far-Apart:"), "use a-z, 0-9 and _"),
+    ]:
+        broken = yaml.safe_load(text.replace(*change))
+        with pytest.raises(UserError, match=message):
+            grid.parse(grid.TypeAdapter(grid.Grid), broken, "grid.yaml")

@@ -42,17 +42,36 @@ def test_default_target_is_the_smoke_tier_with_all_artefacts(plan):
         "tiny_data": 1,
         "warm_start": 4,
         "train": 21,
-        "generate": 21,
-        "score": 21,
+        "generate": 25,  # four of them before training
+        "score": 25,
         "figure": 12,
         "table": 2,
+        "tidy": 1,
+        "claims": 1,
+        "economics": 1,
+        "exact": 1,
+        "report": 1,
     }
 
 
 def test_full_grid_of_the_paper(plan):
     code, jobs, printed = plan("--quiet", "rules", config=["tier=paper", "grid=full", "seeds=5"])
     assert code == 0, printed
-    assert jobs == {"all": 1, "train": 930, "generate": 930, "score": 930, "figure": 12, "table": 2}
+    shown = dict.fromkeys(("all", "tidy", "claims", "economics", "exact", "report"), 1)
+    assert jobs == {**shown, "train": 930, "generate": 934, "score": 934, "figure": 12, "table": 2}
+
+
+def test_ablations_are_targets_of_their_own(plan):
+    code, jobs, printed = plan(
+        "--quiet", "rules", "paper_figures/tiny/ablation-cap.csv", config=["tier=tiny", "seeds=1"]
+    )
+    assert code == 0, printed
+    # 2 alone, TIS and F-TIS, and each of the latter with three caps
+    assert jobs["train"] == 10 and jobs["ablation"] == 1 and "report" not in jobs
+    code, jobs, printed = plan("--quiet", "rules", config=["tier=smoke", "ablations=[cap,batch]"])
+    assert code == 0, printed
+    # TIS and F-TIS with three caps; both models alone, NoIS and F-TIS with twice the prompts
+    assert jobs["train"] == 21 + 6 + 4 and jobs["ablation"] == 2 and jobs["report"] == 1
 
 
 def test_a_figure_trains_its_own_runs_in_the_tier_that_its_path_names(plan):
@@ -69,6 +88,8 @@ def test_a_figure_trains_its_own_runs_in_the_tier_that_its_path_names(plan):
     [
         (None, "tier=huge", "unknown tier 'huge': choose one of paper, small, smoke, tiny"),
         (None, "girds=full", "girds: unknown key; the keys here are"),
+        (None, "ablations=[caps]", "unknown ablation 'caps': choose one of .*cap, .*readings"),
+        ("paper_figures/tiny/ablation-caps.csv", None, "unknown ablation 'caps': choose one of"),
         (
             "results/tiny/runs/size_base-gepo-vertical-s42/scores.json",
             None,

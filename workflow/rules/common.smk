@@ -20,6 +20,7 @@ wildcard_constraints:
     seed=r"\d+",
     figure=r"fig\d+",
     table=r"table\d+",
+    ablation="[a-z0-9_]+",
 
 
 def _plainly(function):
@@ -80,6 +81,17 @@ def artefact_files(*kinds):
 
 
 @_plainly
+def start_files():
+    return [f"results/{TIER}/runs/{run.slug}/scores.json" for run in grid.start_runs(TIER, CONFIG.seeds)]
+
+
+@_plainly
+def ablation_files():
+    names = {"all": grid.ablations(TIER), "none": ()}.get(CONFIG.ablations, CONFIG.ablations)
+    return [f"paper_figures/{TIER}/ablation-{name}.{end}" for name in names for end in ("csv", "pdf", "png")]
+
+
+@_plainly
 def model_files():
     return sorted(
         {
@@ -116,6 +128,15 @@ def train_inputs(wildcards):
 
 
 @_plainly
+def subjects(wildcards):
+    """What stands for the models that a run's answers come from."""
+    run = grid.Run.from_slug(wildcards.run)
+    if run.method == "start":
+        return grid.made_models(wildcards.tier, run)
+    return f"results/{wildcards.tier}/runs/{wildcards.run}/final.json"
+
+
+@_plainly
 def train_recipe(wildcards):
     return recipe_hash(grid.resolve(wildcards.tier, grid.Run.from_slug(wildcards.run)))
 
@@ -142,9 +163,69 @@ def artefact_inputs(wildcards):
     return [f"results/{wildcards.tier}/runs/{run.slug}/{grid.reads(name)}" for run in runs]
 
 
+def _options(runs):
+    return " ".join(f"--run {run.slug}" for run in runs)
+
+
 @_plainly
 def artefact_options(wildcards):
-    return " ".join(f"--run {run.slug}" for run in _artefact_runs(wildcards))
+    return _options(_artefact_runs(wildcards))
+
+
+def _ablation_runs(wildcards):
+    return grid.ablation_runs(wildcards.ablation, wildcards.tier, CONFIG.seeds)
+
+
+@_plainly
+def ablation_inputs(wildcards):
+    folders = [f"results/{wildcards.tier}/runs/{run.slug}" for run in _ablation_runs(wildcards)]
+    return [f"{folder}/{file}" for folder in folders for file in ("metrics.jsonl", "scores.json")]
+
+
+@_plainly
+def ablation_options(wildcards):
+    return _options(_ablation_runs(wildcards))
+
+
+@_plainly
+def ablation_settings(wildcards):
+    labels = {role: model.label for role, model in grid.load_tier(wildcards.tier).models.items()}
+    return grid.settings_hash(grid.load_grid().ablations[wildcards.ablation], labels)
+
+
+def _tidy_runs(wildcards):
+    tier, seeds = wildcards.tier, CONFIG.seeds
+    return [*grid.start_runs(tier, seeds), *grid.runs(tier, CONFIG.grid, seeds)]
+
+
+@_plainly
+def tidy_inputs(wildcards):
+    runs = _tidy_runs(wildcards)
+    files = {
+        run: ("scores.json",) if run.method == "start" else ("metrics.jsonl", "scores.json") for run in runs
+    }
+    return [f"results/{wildcards.tier}/runs/{run.slug}/{file}" for run in runs for file in files[run]]
+
+
+@_plainly
+def tidy_options(wildcards):
+    return _options(_tidy_runs(wildcards))
+
+
+@_plainly
+def report_inputs(wildcards):
+    """The tier's artefacts, and of the ablations those that are asked for or already there."""
+    tier = wildcards.tier
+    names = [
+        name for name in grid.ablations(tier) if os.path.exists(f"paper_figures/{tier}/ablation-{name}.csv")
+    ]
+    files = [
+        f"paper_figures/{tier}/{name}.{'csv' if name.startswith('table') else 'png'}"
+        for name in grid.artefacts(tier)
+    ]
+    files += [f"paper_figures/{tier}/{file}" for file in ("claims.csv", "economics.csv")]
+    files += [f"paper_figures/{tier}/ablation-{name}.csv" for name in names]
+    return files + (ablation_files() if tier == TIER else [])
 
 
 @_plainly

@@ -3,8 +3,8 @@
 
 rule generate:
     input:
-        final="results/{tier}/runs/{run}/final.json",
-        problems=benchmark_inputs,
+        subjects,
+        benchmark_inputs,
     output:
         "results/{tier}/runs/{run}/generations.jsonl",
     log:

@@ -1,4 +1,4 @@
-# Figures and tables, each from its own runs only.
+# Figures, tables and ablations, each from its own runs only; claims, economics and the report from tidy tables of all.
 
 
 rule figure:
@@ -51,3 +51,153 @@ rule table:
     shell:
         "python -m ftis.cli table {wildcards.table} --tier {wildcards.tier} --out {params.out}"
         " --runs-dir results/{wildcards.tier}/runs {params.runs} > {log} 2>&1"
+
+
+rule ablation:
+    input:
+        ablation_inputs,
+    output:
+        "paper_figures/{tier}/ablation-{ablation}.pdf",
+        "paper_figures/{tier}/ablation-{ablation}.png",
+        "paper_figures/{tier}/ablation-{ablation}.csv",
+    log:
+        "results/{tier}/logs/ablation/{ablation}.log",
+    benchmark:
+        "results/{tier}/benchmarks/ablation/{ablation}.tsv"
+    threads: 1
+    resources:
+        mem_mb=2000,
+        runtime=15,
+    params:
+        settings=ablation_settings,
+        runs=ablation_options,
+        out=subpath(output[0], parent=True),
+    message:
+        "{wildcards.tier}: comparing the runs of ablation {wildcards.ablation}"
+    shell:
+        "python -m ftis.cli ablation {wildcards.ablation} --tier {wildcards.tier} --out {params.out}"
+        " --runs-dir results/{wildcards.tier}/runs {params.runs} > {log} 2>&1"
+
+
+rule tidy:
+    input:
+        tidy_inputs,
+    output:
+        "paper_figures/{tier}/tidy/runs.csv",
+        "paper_figures/{tier}/tidy/training.csv",
+        "paper_figures/{tier}/tidy/validation.csv",
+        "paper_figures/{tier}/tidy/scores.csv",
+        "paper_figures/{tier}/tidy/completions.csv",
+        "paper_figures/{tier}/provenance.json",
+    log:
+        "results/{tier}/logs/tidy.log",
+    benchmark:
+        "results/{tier}/benchmarks/tidy.tsv"
+    threads: 1
+    resources:
+        mem_mb=2000,
+        runtime=15,
+    params:
+        runs=tidy_options,
+        out="paper_figures/{tier}",
+    message:
+        "{wildcards.tier}: gathering all runs into tidy tables"
+    shell:
+        "python -m ftis.cli tidy --tier {wildcards.tier} --out {params.out}"
+        " --runs-dir results/{wildcards.tier}/runs {params.runs} > {log} 2>&1"
+
+
+rule claims:
+    input:
+        tables="paper_figures/{tier}/tidy/runs.csv",
+    output:
+        "paper_figures/{tier}/claims.csv",
+        "paper_figures/{tier}/claims_components.csv",
+        "paper_figures/{tier}/claims.tex",
+    log:
+        "results/{tier}/logs/claims.log",
+    benchmark:
+        "results/{tier}/benchmarks/claims.tsv"
+    threads: 1
+    resources:
+        mem_mb=2000,
+        runtime=15,
+    params:
+        tables=subpath(input.tables, parent=True),
+        out=subpath(output[0], parent=True),
+    message:
+        "{wildcards.tier}: testing the paper's claims"
+    shell:
+        "python -m ftis.cli claims --tier {wildcards.tier} --tables {params.tables} --out {params.out} > {log} 2>&1"
+
+
+rule economics:
+    input:
+        tables="paper_figures/{tier}/tidy/runs.csv",
+    output:
+        "paper_figures/{tier}/economics.csv",
+        "paper_figures/{tier}/economics.pdf",
+        "paper_figures/{tier}/economics.png",
+    log:
+        "results/{tier}/logs/economics.log",
+    benchmark:
+        "results/{tier}/benchmarks/economics.tsv"
+    threads: 1
+    resources:
+        mem_mb=2000,
+        runtime=15,
+    params:
+        tables=subpath(input.tables, parent=True),
+        out=subpath(output[0], parent=True),
+    message:
+        "{wildcards.tier}: what a node gains by joining"
+    shell:
+        "python -m ftis.cli economics --tier {wildcards.tier} --tables {params.tables} --out {params.out} > {log} 2>&1"
+
+
+rule exact:
+    output:
+        "paper_figures/exact/exact.csv",
+        "paper_figures/exact/exact_findings.csv",
+    log:
+        "results/exact/exact.log",
+    benchmark:
+        "results/exact/exact.tsv"
+    threads: 1
+    resources:
+        mem_mb=2000,
+        runtime=30,
+    params:
+        out=subpath(output[0], parent=True),
+    message:
+        "the exact study of methods on a policy small enough to enumerate"
+    shell:
+        "python -m ftis.cli exact --out {params.out} > {log} 2>&1"
+
+
+rule report:
+    input:
+        report_inputs,
+        exact=rules.exact.output[0],
+    output:
+        report(
+            "results/{tier}/report.html",
+            category="Report",
+            labels={"tier": "{tier}"},
+        ),
+    log:
+        "results/{tier}/logs/report.log",
+    benchmark:
+        "results/{tier}/benchmarks/report.tsv"
+    threads: 1
+    resources:
+        mem_mb=2000,
+        runtime=15,
+    params:
+        artefacts="paper_figures/{tier}",
+        exact=subpath(input.exact, parent=True),
+    message:
+        "{wildcards.tier}: writing the report"
+    shell:
+        "python -m ftis.cli report --tier {wildcards.tier} --artefacts {params.artefacts} --exact {params.exact}"
+        " --out {output} > {log} 2>&1"

@@ -1,0 +1,199 @@
+"""How the tiny tier's set-up was chosen: without looking at what any method does in a swarm.
+
+    python benchmarks/tiny_setup.py [--jobs 2] [--work DIR]
+
+On two tuning seeds that no result is reported for, this measures
+1. what a warm start knows: accuracy greedy and at T = 1, in and out of distribution, by its settings;
+2. how far apart two warm models are: KL(gen || theta) of a completion, and the overlap E_gen[min(1, theta / gen)],
+   the mass that their distributions over completions share;
+3. how each model learns alone, by learning rate.
+The rule, fixed beforehand: the first of the warm starts tried, in the order of how far apart they should be, whose
+T = 1 accuracy is at least 0.3, greedy at most 0.75 and out of distribution between 0.15 and 0.60 (greedy) for every
+model on both seeds; then the largest learning rate at which no model alone ends more than 2 points below its best
+validation at T = 1, in either seed.
+Writes benchmarks/results/tiny_setup.json.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+
+for name, value in {
+    "OMP_NUM_THREADS": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+}.items():
+    if name not in os.environ:
+        os.environ[name] = value
+        RESTART = True
+if "RESTART" in globals():  # malloc reads its settings when a process starts
+    os.execv(sys.executable, [sys.executable, *sys.argv])
+
+import numpy as np
+import torch
+
+from ftis import grid
+from ftis.config import Dataset, Validation
+from ftis.data import load_problems
+from ftis.evaluate import complete, summary
+from ftis.policy import load_policy
+from ftis.provenance import provenance
+from ftis.rewards import grade_many
+from ftis.rollout import TransformersSampler
+from ftis.tiny import make_data, make_tokenizer, warm_start
+from ftis.train import train
+
+SEEDS = (1001, 1002)
+WARM = ((0.005, 1.0), (0.005, 1.3), (0.02, 1.3))
+"""Share of solutions in the other style, and factor on 1,000 steps (XS) and 950 (S)."""
+STEPS = {"xs": 1000, "s": 950}
+RATES = (1e-4, 2e-4, 4e-4, 8e-4)
+PAIRS = (("base_small", "base_large"), ("base_small", "coder_small"), ("base_large", "coder_large"))
+ROLES = ("base_small", "base_large", "coder_small", "coder_large")
+
+
+def answer(policy, path: Path, samples: int, temperature: float, limit: int) -> dict:
+    problems = load_problems(Dataset(name="tiny", path=str(path), split="test", limit=limit))
+    rows = list(
+        complete(policy, TransformersSampler(policy), problems, "tiny-v1", 80, (7,), samples, temperature)
+    )
+    verdicts = grade_many([(text, problems[i].gold, problems[i].task) for i, _, _, text in rows])
+    return summary(verdicts, [not c.finished for _, _, c, _ in rows])
+
+
+def warm(root: Path, role: str, seed: int, other_share: float, factor: float) -> dict:
+    torch.set_num_threads(1)
+    model = grid.load_tier("tiny").models[role].tiny
+    model = replace(model, other_share=other_share, steps=round(factor * STEPS[model.size]))
+    out = root / f"{role}-{other_share}-{factor}-{seed}"
+    if not (out / "warm.json").exists():
+        warm_start(model, seed, root / "tok", root / "data", out)
+    policy = load_policy(str(out))
+    return {
+        "role": role,
+        "seed": seed,
+        "other_share": other_share,
+        "factor": factor,
+        "greedy": answer(policy, root / "data/validation.jsonl", 1, 0.0, 1024)["accuracy"],
+        "sampled": answer(policy, root / "data/validation.jsonl", 2, 1.0, 1024)["accuracy"],
+        "ood_greedy": answer(policy, root / "data/ood.jsonl", 1, 0.0, 1024)["accuracy"],
+        "ood_sampled": answer(policy, root / "data/ood.jsonl", 2, 1.0, 1024)["accuracy"],
+    }
+
+
+def distance(root: Path, gen: str, theta: str, seed: int, other_share: float, factor: float) -> dict:
+    """Between two warm models, over the sampled completions of 128 training questions x 4."""
+    torch.set_num_threads(1)
+    a, b = (load_policy(str(root / f"{role}-{other_share}-{factor}-{seed}")) for role in (gen, theta))
+    problems = load_problems(Dataset(name="tiny", path=str(root / "data/train.jsonl"), limit=128))
+    rows = list(complete(a, TransformersSampler(a), problems, "tiny-v1", 64, (9,), 4, 1.0))
+    prompts = [a.tokenizer.encode(problems[i].question) for i, _, _, _ in rows]
+    with torch.no_grad():
+        logp, _, mask = b.token_logprobs(prompts, [c.tokens for _, _, c, _ in rows])
+    sums = (logp * mask).sum(1).double().numpy()
+    d = np.array([c.logprobs.sum(dtype=np.float64) for _, _, c, _ in rows]) - sums
+    return {
+        "gen": gen,
+        "theta": theta,
+        "seed": seed,
+        "other_share": other_share,
+        "factor": factor,
+        "kl_mean": round(float(d.mean()), 3),
+        "kl_median": round(float(np.median(d)), 3),
+        "overlap": round(float(np.minimum(1, np.exp(-d)).mean()), 4),
+    }
+
+
+def alone(root: Path, role: str, seed: int, other_share: float, factor: float, rate: float) -> dict:
+    torch.set_num_threads(1)
+    config = grid.resolve("tiny", grid.Run.from_slug(f"alone-{role}-s42"))
+    made = role.removesuffix("_lora")
+    node = replace(
+        config.nodes[0], model=str(root / f"{made}-{other_share}-{factor}-{seed}"), revision=None,
+        learning_rate=rate * (5 if role.endswith("_lora") else 1),
+    )  # fmt: skip
+    test = Dataset(name="tiny", path=str(root / "data/validation.jsonl"), split="test", limit=512)
+    config = replace(
+        config, seed=seed, nodes=(node,), train=Dataset(name="tiny", path=str(root / "data/train.jsonl")),
+        validation=Validation(data=test, every=5, max_new_tokens=64, samples=2),
+    )  # fmt: skip
+    out = root / f"alone-{role}-{seed}-{rate}"
+    train(config, out)
+    lines = [json.loads(line)["nodes"][0] for line in (out / "metrics.jsonl").read_text().splitlines()]
+    seconds = json.loads((out / "final.json").read_text())["seconds"]
+    curve = [line["validation"]["sampled"]["accuracy"] for line in lines if line["validation"]]
+    greedy = [line["validation"]["greedy"]["accuracy"] for line in lines if line["validation"]]
+    return {"role": role, "seed": seed, "rate": rate, "sampled": curve, "greedy": greedy, "seconds": seconds}
+
+
+def kept(root: Path, function, *arguments) -> dict:
+    """The result of a call, from an earlier run in the same folder if there is one."""
+    path = root / f"{function.__name__}-{'-'.join(map(str, arguments))}.json"
+    if not path.exists():
+        path.write_text(json.dumps(function(root, *arguments)))
+    return json.loads(path.read_text())
+
+
+def pooled(jobs: int, root: Path, calls: list) -> list:
+    """Results of [(function, *arguments)], each shown as it comes."""
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(kept, root, *call) for call in calls]
+        results = []
+        for future in futures:
+            results.append(future.result())
+            print(json.dumps(results[-1]), flush=True)
+    return results
+
+
+def fits(warms: list[dict]) -> bool:
+    return all(
+        w["sampled"] >= 0.3 and w["greedy"] <= 0.75 and 0.15 <= w["ood_greedy"] <= 0.6 for w in warms
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--jobs", type=int, default=2, help="processes at a time (one thread each)")
+    parser.add_argument("--work", type=Path, help="folder that keeps what was made, to go on after a kill")
+    arguments = parser.parse_args()
+    jobs = arguments.jobs
+    with tempfile.TemporaryDirectory() as scratch:
+        root = arguments.work or Path(scratch)
+        make_tokenizer(root / "tok")
+        make_data(root / "data", grid.load_tier("tiny").data)
+        tried, chosen = [], None
+        for candidate in WARM:
+            tried += pooled(jobs, root, [(warm, r, s, *candidate) for s in SEEDS for r in ROLES])
+            if fits(tried[-len(SEEDS) * len(ROLES) :]):
+                chosen = candidate
+                break
+        print(f"warm start that fits (other style, factor on the steps): {chosen}", flush=True)
+        if chosen is None:
+            sys.exit("no warm start fits: widen WARM")
+        ways = [way for pair in PAIRS for way in (pair, pair[::-1])]
+        distances = pooled(jobs, root, [(distance, *way, s, *chosen) for s in SEEDS for way in ways])
+        roles = (*ROLES, "base_small_lora", "base_large_lora")
+        curves = pooled(jobs, root, [(alone, r, s, *chosen, x) for x in RATES for s in SEEDS for r in roles])
+    steady = [
+        rate
+        for rate in RATES
+        if all(c["sampled"][-1] >= max(c["sampled"]) - 0.02 for c in curves if c["rate"] == rate)
+    ]
+    print(f"learning rates without a fall: {steady}")
+    where = {k: v for k, v in provenance().items() if k in ("git", "cpu", "cpus", "packages")}
+    result = {
+        "warm": tried, "chosen": chosen, "distance": distances, "alone": curves, "steady": steady,
+        "load": os.getloadavg(), **where,
+    }  # fmt: skip
+    Path(__file__).with_name("results").joinpath("tiny_setup.json").write_text(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()

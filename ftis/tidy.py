@@ -1,0 +1,252 @@
+"""Tidy tables of a tier: what finished runs say, as a few CSV files that every claim and figure can be made from.
+
+runs: one row a (run, node): what it is and what it cost in all.
+training: one row a (run, node, iteration).
+validation: one row a (run, node, validated iteration); 0 is before training.
+scores: one row a (run, node, benchmark, decoding), after training; runs named start-... are before it.
+completions: answers of several runs to the same questions, to be read.
+Accuracies are fractions. `run` and `node` join the tables.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ftis.data import load_problems
+from ftis.errors import UserError
+from ftis.grid import Run, benchmarks, resolve
+from ftis.paper import make_target, parse_json, read_text, run_columns, write_files
+from ftis.rewards import grade_many
+
+Tables = dict[str, pd.DataFrame]
+
+KEYS = {"runs": ["run", "node"], "training": ["run", "node", "step"], "validation": ["run", "node", "step"],
+        "scores": ["run", "node", "benchmark", "decoding"],
+        "completions": ["benchmark", "id", "role", "run"]}  # fmt: skip
+PHASES = ("sample", "grade", "exchange", "update")
+SHOWN = ("start", "alone", "nois", "tis", "ftis")
+"""Methods whose completions are kept, g = 50 where they filter, of the paper's first pair."""
+QUESTIONS = 3
+"""A benchmark."""
+
+
+def tidy(run_dirs: Sequence[Path], tier: str) -> Tables:
+    """The tables of runs by name; raises `UserError` for a run that isn't finished."""
+    rows: dict[str, list[dict]] = {name: [] for name in KEYS}
+    for folder in run_dirs:
+        run = Run.from_slug(folder.name)
+        labels = {node.name: (k, node.label or node.name) for k, node in enumerate(resolve(tier, run).nodes)}
+        if run.method != "start":
+            _add_training(folder, rows)
+        _add_scores(folder, labels, rows)
+    rows["completions"] = completions(run_dirs, tier)
+    return {
+        name: pd.DataFrame(found).sort_values(KEYS[name], ignore_index=True) if found else pd.DataFrame(found)
+        for name, found in rows.items()
+    }
+
+
+def _add_training(folder: Path, rows: dict[str, list[dict]]) -> None:
+    final = parse_json(read_text(folder / "final.json"), str(folder / "final.json"), folder / "final.json")
+    path = folder / "metrics.jsonl"
+    totals: dict[int, dict[str, Any]] = {}
+    lines = read_text(path).splitlines()
+    for number, line in enumerate(lines, start=1):
+        record = parse_json(line, f"{path}, line {number}", path)
+        try:
+            for node in record["nodes"]:
+                where = {"run": folder.name, "node": node["node"], "step": record["step"]}
+                if node.get("validation"):
+                    rows["validation"].append({**where, **_validation(node["validation"])})
+                if record["step"] == 0:
+                    continue
+                foreign = node["kl"].get("foreign", {})
+                rows["training"].append({
+                    **where,
+                    "reward": round(node["reward"], 4),
+                    "accuracy": round(node["accuracy"], 4),
+                    "entropy": None if node["entropy"] is None else round(node["entropy"], 4),
+                    "tokens_generated": node["tokens_generated"],
+                    "bytes_sent": node["bytes_sent"],
+                    "filtered_foreign": _rounded(node["filtered"].get("foreign")),
+                    "kl_foreign": _rounded(foreign["gen_theta_sum"][2] if foreign else None),
+                    "grad_norm": round(node["grad_norm"], 4),
+                    "seconds": round(sum(node["seconds"].get(phase, 0.0) for phase in PHASES), 3),
+                })  # fmt: skip
+                total = totals.setdefault(node["node"], {"role": node["name"], "label": node["label"]})
+                for key in ("tokens_generated", "tokens_trained", "bytes_sent", "bytes_received"):
+                    total[key] = total.get(key, 0) + node[key]
+                for phase in PHASES:
+                    key = f"seconds_{phase}"
+                    total[key] = total.get(key, 0.0) + node["seconds"].get(phase, 0.0)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UserError(
+                f"{path}, line {number}: lacks {error}; delete it and {make_target(path)}"
+            ) from None
+    git = final["provenance"]["git"] or {}
+    for node, total in totals.items():
+        rows["runs"].append({
+            **run_columns(folder.name),
+            "node": node,
+            **{key: round(value, 3) if isinstance(value, float) else value for key, value in total.items()},
+            "iterations": final["iterations"],
+            "commit": (git.get("commit") or "")[:12] + ("+" if git.get("dirty") else ""),
+            "recipe": final["recipe"],
+        })  # fmt: skip
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def _validation(scores: Mapping[str, Any]) -> dict[str, Any]:
+    greedy, sampled = scores["greedy"] or {}, scores["sampled"] or {}
+    problems = greedy.get("n", 0)
+    return {
+        "greedy": _rounded(greedy.get("accuracy")),
+        "sampled": _rounded(sampled.get("accuracy")),
+        "format_greedy": _rounded(greedy.get("format_rate")),
+        "format_sampled": _rounded(sampled.get("format_rate")),
+        "problems": problems,
+        "samples": sampled.get("n", 0) // problems if problems else 0,
+    }
+
+
+def _add_scores(folder: Path, labels: dict[str, tuple[int, str]], rows: dict[str, list[dict]]) -> None:
+    path = folder / "scores.json"
+    scores = parse_json(read_text(path), str(path), path)
+    try:
+        for node in scores["nodes"]:
+            for name, score in node["benchmarks"].items():
+                rows["scores"].append({
+                    "run": folder.name,
+                    "node": node["node"],
+                    "benchmark": name.removesuffix("_sampled"),
+                    "decoding": "sampled" if name.endswith("_sampled") else "greedy",
+                    **{key: round(score[key], 5) for key in ("accuracy", "format_rate", "truncated")},
+                    "problems": score["problems"],
+                    "samples": score["samples"],
+                })  # fmt: skip
+            if Run.from_slug(folder.name).method == "start":
+                index, label = labels[node["name"]]
+                rows["runs"].append({
+                    **run_columns(folder.name), "node": index, "role": node["name"], "label": label, "iterations": 0,
+                })  # fmt: skip
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: lacks {error}; delete it and {make_target(path)}") from None
+
+
+def completions(run_dirs: Sequence[Path], tier: str) -> list[dict[str, Any]]:
+    """The first sampled (else greedy) answer to the first questions of each benchmark, by the models of one seed of
+    the size pair: before training, alone, and under the methods `SHOWN`."""
+    chosen = [(folder, Run.from_slug(folder.name)) for folder in run_dirs]
+    pair = ("base_small", "base_large")
+    shown = [
+        (folder, run)
+        for folder, run in chosen
+        if run.method in SHOWN
+        and not run.variant
+        and run.split == "vertical"
+        and run.threshold in (None, 50.0)
+        and (run.setup == "size_base" or run.setup in pair)
+    ]
+    if not shown:
+        return []
+    seed = shown[0][1].seed
+    questions = {
+        (role, p.id): p.question for role, b in benchmarks(tier).items() for p in load_problems(b.data)
+    }
+    rows = []
+    for folder, run in shown:
+        if run.seed != seed:
+            continue
+        with open(folder / "generations.jsonl") as file:
+            header = json.loads(next(file))
+            wanted = _first_questions(header)
+            names = {s["node"]: (s["name"], s["label"]) for s in header["subjects"]}
+            counts: dict[tuple, set] = {}
+            for line in file:
+                row = json.loads(line)
+                ids = counts.setdefault((row["node"], row["test"]), set())
+                if row["test"] not in wanted or row["sample"] or len(ids) >= QUESTIONS:
+                    continue
+                ids.add(row["id"])
+                verdict = grade_many([(row["text"], row["gold"], row["task"])], shape=header["shape"])[0]
+                role, label = names[row["node"]]
+                benchmark = row["test"].removesuffix("_sampled")
+                rows.append({
+                    "run": folder.name, "method": run.method, "setup": run.setup, "role": role, "label": label,
+                    "seed": run.seed, "benchmark": benchmark, "id": row["id"],
+                    "question": questions[benchmark, row["id"]], "gold": row["gold"], "sample": row["sample"],
+                    "text": row["text"], "correct": verdict.answer, "format": verdict.format,
+                })  # fmt: skip
+    return rows
+
+
+def _first_questions(header: Mapping[str, Any]) -> set[str]:
+    """The sampled tests where there are any, else the greedy ones."""
+    sampled = {name for name in header["tests"] if name.endswith("_sampled")}
+    return sampled or set(header["tests"])
+
+
+def make_tidy(tier: str, run_dirs: Sequence[Path], out: Path) -> None:
+    """Write each table to `out`/tidy/NAME.csv, and `out`/provenance.json: what all of it comes from."""
+    tables = tidy(run_dirs, tier)
+    files = {
+        Path(out) / "tidy" / f"{name}.csv": table.to_csv(index=False, lineterminator="\n").encode()
+        for name, table in tables.items()
+    }
+    facts = json.dumps(sources(tier, run_dirs), indent=1) + "\n"
+    write_files({**files, Path(out) / "provenance.json": facts.encode()})
+
+
+def sources(tier: str, run_dirs: Sequence[Path]) -> dict[str, Any]:
+    """Commits, packages and hardware that the runs were made with; several of one kind are listed."""
+    found: dict[str, set[str]] = {}
+    for folder in run_dirs:
+        if Run.from_slug(folder.name).method == "start":
+            continue
+        path = folder / "final.json"
+        made = parse_json(read_text(path), str(path), path)["provenance"]
+        git = made["git"] or {}
+        found.setdefault("commit", set()).add(
+            (git.get("commit") or "none") + (" with changes" if git.get("dirty") else "")
+        )
+        found.setdefault("python", set()).add(made["python"])
+        found.setdefault("processor", set()).add(f"{made['cpu']} x {made['cpus']}")
+        found.setdefault("gpus", set()).add(", ".join(made["gpus"]) or "none")
+        for package, version in made["packages"].items():
+            found.setdefault(package, set()).add(version)
+    seeds = sorted({Run.from_slug(folder.name).seed for folder in run_dirs})
+    return {
+        "tier": tier,
+        "command": f"snakemake -c2 --config tier={tier} seeds={len(seeds)}",
+        "settings": f"workflow/config/tiers/{tier}.yaml, workflow/config/grid.yaml",
+        "seeds": ", ".join(map(str, seeds)),
+        **{name: "; ".join(sorted(values)) for name, values in found.items()},
+    }
+
+
+def read_tidy(folder: Path) -> Tables:
+    """Tables that `make_tidy` wrote. g is text; an empty field of text is ""."""
+    tables = {}
+    for name in KEYS:
+        path = folder / f"{name}.csv"
+        if not path.exists():
+            raise UserError(f"{path}: no such file; make it with `snakemake -c1 {path}`")
+        text = path.read_text()
+        if not text.strip():
+            tables[name] = pd.DataFrame()
+            continue
+        as_text = {c: str for c in ("run", "setup", "method", "g", "split", "variant", "role", "label", "commit",
+                                    "recipe", "benchmark", "decoding", "id", "question", "gold", "text")}  # fmt: skip
+        table = pd.read_csv(path, dtype=as_text)
+        present = [column for column in as_text if column in table]
+        table[present] = table[present].fillna("")
+        tables[name] = table
+    return tables

@@ -92,7 +92,8 @@ def p_level(values: Sequence[float], margin: float, sd_floor: float = 0.0) -> fl
 
 def p_not_level(values: Sequence[float], margin: float, sd_floor: float = 0.0) -> float:
     """p of the test that the mean is outside +-margin: twice the smaller one-sided p, at most 1."""
-    return min(1.0, 2 * min(p_above(values, margin, sd_floor), p_below(values, -margin, sd_floor)))
+    p = 2 * min(p_above(values, margin, sd_floor), p_below(values, -margin, sd_floor))
+    return p if math.isnan(p) else min(p, 1.0)
 
 
 def holm(ps: Sequence[float]) -> list[float]:
@@ -114,7 +115,8 @@ def t_power(n: int, effect: float, sd: float, alpha: float) -> float:
     (noncentral t)."""
     from scipy.special import nctdtr
 
-    return 1 - float(nctdtr(n - 1, effect / sd * math.sqrt(n), t_quantile(1 - alpha, n - 1)))
+    missed = float(nctdtr(n - 1, effect / sd * math.sqrt(n), t_quantile(1 - alpha, n - 1)))
+    return 1.0 if math.isnan(missed) else 1 - missed  # nan: too small for scipy's series, below 1e-40
 
 
 def needed_n(

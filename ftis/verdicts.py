@@ -31,7 +31,8 @@ Values = Mapping[Measure, Mapping[int, float]]
 
 
 # Shown to hold when the effect is above the first number, to fail when it's below the second.
-# above, the claim of a difference: any difference will do, and one below MARGIN is excluded as none.
+# above, the claim of a difference: any difference will do. It fails where one of MARGIN is excluded, unless
+# the interval by itself lies above 0: a small difference isn't none.
 # within: no harm, up to MARGIN. ratio: a boundary by itself. premise: what the claim takes for granted,
 # without which there is nothing to test: it can't make the claim fail.
 BOUNDS = {
@@ -82,6 +83,8 @@ class Component:
             return math.nan
         if self.kind == "level":
             return stats.p_not_level(self.values, MARGIN, SD_FLOOR)
+        if self.kind == "above" and self.p <= ALPHA:
+            return 1.0
         p = stats.p_below(self.values, BOUNDS[self.kind][1], SD_FLOOR)
         return p if self.premise is None else max(p, self.premise.p)
 
@@ -146,7 +149,7 @@ def combine(rule: str, ps: Sequence[float], against: Sequence[float]) -> tuple[f
 
 
 def verdict(p: float, p_against: float) -> str:
-    """From adjusted p-values. A difference can be shown and shown to be below MARGIN: then it holds."""
+    """From adjusted p-values."""
     return "holds" if p <= ALPHA else "fails" if p_against <= ALPHA else "undecided"
 
 

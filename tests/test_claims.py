@@ -367,6 +367,7 @@ def test_holm_corrects_across_claims():
     "kind, values, expected",
     [
         ("above", (0.010, 0.011, 0.012, 0.011), "holds"),  # any difference, and it's shown
+        ("above", (0.004, 0.010, 0.012, 0.007), "holds"),
         ("above", (0.001, -0.001, 0.002, -0.002), "fails"),  # below the margin
         ("above", (-0.03, -0.031, -0.029, -0.03), "fails"),
         ("above", (0.05, -0.05, 0.06, -0.03), "undecided"),
@@ -382,6 +383,14 @@ def test_holm_corrects_across_claims():
 )
 def test_kinds_of_component(kind, values, expected):
     assert verdicts.decide([("every", [Component(kind, values=values)])])[0]["verdict"] == expected
+
+
+def test_a_small_difference_is_not_none():
+    """Within the margin, and above 0 by itself, but not after the correction: open, not refuted."""
+    small = Component("above", values=(0.004, 0.010, 0.014, 0.007))
+    assert 0.025 / 9 < small.p < 0.025 and small.p_against == 1
+    others = [("every", [Component("above", values=(-0.05, 0.05, 0.06, -0.03))])] * 8
+    assert verdicts.decide([("every", [small]), *others])[0]["verdict"] == "undecided"
 
 
 def test_seeds_that_agree_to_the_digit_are_not_proof_without_end():

@@ -1,0 +1,485 @@
+"""Exact study: bias, variance and worth of each method's update over the distance between nodes.
+
+Nothing here is sampled: `ftis.enumerable` takes the expectation of the shipped objective over every
+completion of a small policy. This module sets up problems and foreign generators, lists the cases that
+are compared, and writes their tables and figures. Shapes as there; distances are in nats.
+
+The reference is Alone's expected update on its own samples. With completions of one length it has the
+direction of grad J, the true policy gradient of the expected reward (the advantage depends on a completion
+through its reward alone), so one reference serves for both; relative biases are in Alone's units.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise, product
+from pathlib import Path
+
+import matplotlib
+import pandas as pd
+import torch
+from torch import Tensor
+
+from ftis.config import Readings
+from ftis.enumerable import (
+    Moments,
+    Part,
+    Problem,
+    completions,
+    group_moments,
+    kl,
+    success,
+    swarm_update,
+    token_logps,
+    true_gradient,
+)
+from ftis.exact_figures import FIGURES
+from ftis.methods import METHODS
+from ftis.objective import KL_ESTIMATORS, Objective, sequence_kl
+from ftis.paper import write_files
+from ftis.plots import STYLE
+from ftis.render import rendered
+
+# ---------------------------------------------------------------- problems and foreign generators
+
+VOCABULARY, LENGTH = 4, 4
+GROUP, PROMPTS = 12, 24
+"""G, and B over the swarm, both the paper's for its size pairs."""
+PROBLEMS = 6
+DISTANCES = (0.0, 0.03, 0.1, 0.3, 0.6, 1.0, 2.0, 4.0)
+"""True KL(gen || theta) over a completion, nats; a completion has LENGTH tokens, so 1 is 0.25 a token,
+as 50 is at 200 tokens."""
+KINDS = ("weaker", "peer", "stronger", "hard")
+"""What the foreign node is to the learner, see `expert`. hard: stronger, on a prompt the learner rarely solves."""
+CHANCES = {"hard": (0.02, 0.05)}
+USUAL = (0.2, 0.5)
+"""Range that the learner's chance of a right completion is drawn from."""
+THRESHOLDS = (0.1, 0.3, 1.0, 3.0, 10.0)
+CAPS = (1.0, 2.0, 5.0, math.inf)
+G, CAP, EPS = 1.0, 2.0, 0.2
+"""g, C and eps where a block doesn't vary them; g is 0.25 nats a token, the paper's 50 at 200 tokens."""
+SHARPNESS = 2.0
+SKILL = 0.5
+"""Root mean square share of skill beside that of chance in the direction of stronger and weaker experts."""
+PAPER = Readings()
+STEP = 1.0
+"""Norm of a step in logit space for the exact gains."""
+
+
+def make_problem(
+    seed: int, chances: tuple[float, float] = USUAL, vocabulary: int = VOCABULARY, length: int = LENGTH
+) -> Problem:
+    """A random policy (logits N(0, 1)), and right completions added at random, as long as its chance of
+    one stays below a level drawn from the range `chances`."""
+    rng = torch.Generator().manual_seed(seed)
+    tokens, prefix = completions(vocabulary, length)
+    theta = torch.randn(int(prefix.max()) + 1, vocabulary, generator=rng, dtype=torch.float64)
+    problem = Problem(tokens, prefix, torch.zeros(len(tokens), dtype=torch.float64), theta)
+    chance = token_logps(problem, theta).sum(-1).exp()
+    level = chances[0] + (chances[1] - chances[0]) * float(torch.rand((), generator=rng))
+    found = 0.0
+    for y in torch.randperm(len(tokens), generator=rng).tolist():
+        if found + float(chance[y]) <= level:
+            found += float(chance[y])
+            problem.rewards[y] = 1.0
+        if found > 0.9 * level:
+            break
+    return problem
+
+
+def expert(problem: Problem, kind: str, seed: int) -> Tensor:
+    """Logits (H, V) of a foreign expert, of standard deviation SHARPNESS where theta's is 1.
+
+    peer: random, so that it knows nothing of what is right. stronger and weaker: besides, SKILL times
+    towards (away from) right completions: per prefix, the logarithm of each token's chance of success
+    after it under theta, centred.
+    """
+    rng = torch.Generator().manual_seed(1000 + seed)
+    noise = torch.randn(problem.theta.shape, generator=rng, dtype=torch.float64)
+    if kind == "peer":
+        return SHARPNESS * noise
+    chance = token_logps(problem, problem.theta).sum(-1).exp()[:, None].expand_as(problem.cell)
+    reach, right = torch.zeros(2, problem.theta.numel(), dtype=torch.float64)
+    reach.index_add_(0, problem.cell.flatten(), chance.flatten())
+    right.index_add_(0, problem.cell.flatten(), (chance * problem.rewards[:, None]).flatten())
+    # The 0.01 keeps a hopeless token's logarithm finite.
+    skill = (right / reach + 0.01).log().view_as(problem.theta)
+    skill = skill - skill.mean(-1, keepdim=True)
+    skill = skill / skill.square().mean().sqrt()
+    return SHARPNESS * (noise + SKILL * skill * (-1 if kind == "weaker" else 1)) / math.hypot(1, SKILL)
+
+
+def at_distance(problem: Problem, towards: Tensor, distance: float) -> Tensor:
+    """Logits theta + x (towards - theta), x >= 0, whose true KL to theta is `distance` nats.
+
+    By bisection, to 1e-9. x may exceed 1; where the way ends before the distance is reached (a policy
+    that is certain of everything), that is an error.
+    """
+    if distance == 0:
+        return problem.theta
+    own, way = token_logps(problem, problem.theta), towards - problem.theta
+
+    def reached(x: float) -> float:
+        return kl(token_logps(problem, problem.theta + x * way), own)
+
+    low, high = 0.0, 1.0
+    while reached(high) < distance:
+        if high > 64:
+            raise ValueError(f"no policy on the way to this expert is {distance} nats from theta")
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if reached(middle) < distance else (low, middle)
+    return problem.theta + low * way
+
+
+# ---------------------------------------------------------------- cases and measures
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to learn from a swarm; a line of exact.csv a (case, kind, distance)."""
+
+    block: str
+    """What varies in it: methods, cap, threshold, estimator, rule; split: horizontal or three nodes;
+    alone: B prompts of one's own, or half as many (what a node of a pair samples itself)."""
+    method: str
+    g: float | None = None
+    cap: float = CAP
+    split: str = "vertical"
+    nodes: int = 2
+    prompts: int = PROMPTS
+    """Over the swarm."""
+    readings: Readings = PAPER
+
+    @property
+    def objective(self) -> Objective:
+        return Objective(METHODS[self.method].weighting, self.g, EPS, self.cap, self.readings)
+
+
+def cases() -> list[Case]:
+    """Everything that is computed at each (kind, distance)."""
+    learning = [name for name in METHODS if name != "alone"]
+    found = [
+        Case(
+            "split" if (nodes, split) != (2, "vertical") else "methods",
+            name,
+            threshold(name),
+            CAP,
+            split,
+            nodes,
+        )
+        for nodes, split in ((2, "vertical"), (2, "horizontal"), (3, "vertical"), (3, "horizontal"))
+        for name in learning
+    ]
+    found += [Case("alone", "alone", nodes=1, prompts=b) for b in (PROMPTS, PROMPTS // 2)]
+    found += [Case("cap", name, threshold(name), cap) for name in ("tis", "ftis") for cap in CAPS]
+    found += [
+        Case("cap", "tis", None, cap, readings=Readings(weight_level="sequence")) for cap in (CAP, math.inf)
+    ]
+    found += [Case("threshold", name, g) for name in ("fnois", "fvis", "ftis") for g in THRESHOLDS]
+    found += [
+        Case("estimator", name, g, readings=Readings(kl_estimator=estimator))
+        for name in ("ftis",)
+        for estimator in KL_ESTIMATORS
+        for g in (0.3, 1.0, 3.0)
+    ]
+    rules = ("negative_and_far", "nonpositive_or_far")
+    found += [
+        Case("rule", "ftis", g, readings=Readings(filter_rule=rule))
+        for rule in rules
+        for g in THRESHOLDS[::2]
+    ]
+    return found
+
+
+def threshold(method: str) -> float | None:
+    return G if METHODS[method].filtered else None
+
+
+def case_groups(case: Case, problem: Problem, gens: Sequence[Tensor], own: dict) -> list[tuple[Moments, int]]:
+    """The groups of an update with how many of each, own ones first; `own` caches their moments.
+
+    gens: token log-probs (S, L) of the foreign nodes. Vertical: prompts / nodes groups of G each node.
+    Horizontal: as many groups as prompts, G / nodes completions from each node.
+    """
+    logp = token_logps(problem, problem.theta)
+    if case.split == "horizontal":
+        share = GROUP // case.nodes
+        parts = [Part(logp, share, True), *(Part(gen, share, False) for gen in gens)]
+        return [(group_moments(case.objective, problem, parts), case.prompts)]
+    if case.objective not in own:
+        own[case.objective] = group_moments(case.objective, problem, [Part(logp, GROUP, True)])
+    foreign = [group_moments(case.objective, problem, [Part(gen, GROUP, False)]) for gen in gens]
+    return [(moments, case.prompts // case.nodes) for moments in (own[case.objective], *foreign)]
+
+
+def measures(
+    case: Case, problem: Problem, groups: Sequence[tuple[Moments, int]], alone: Moments
+) -> dict[str, float]:
+    """How good an update is, against Alone's on PROMPTS prompts of its own.
+
+    cosine: of the expected update with grad J (foreign_: the foreign groups' part of it).
+    relative_bias: |expected - Alone's expected| / |Alone's expected|. sd: root of the total variance over
+    Alone's; snr: |expected| / root of the total variance. progress_lr: grad J . expected, over Alone's: the
+    first-order gain in reward at a learning rate. progress_norm: grad J . expected / (|grad J| root of
+    E|update|^2): the same for steps of equal root mean square norm, noise included, in [-1, 1].
+    gain_norm, gain_lr: exact J(theta + step) - J(theta) along the expected update, of norm STEP, and at
+    the learning rate at which Alone's has that norm.
+    """
+    samples = GROUP * sum(count for _, count in groups)
+    mean, variance = swarm_update(groups, samples)
+    target, lone_variance = swarm_update([(alone, PROMPTS)], GROUP * PROMPTS)
+    gradient = true_gradient(problem)
+    size, lone = float(mean.norm()), float(target.norm())
+    foreign = groups[1:] if case.split == "vertical" else []
+    foreign_mean = sum((n * moments.mean for moments, n in foreign), torch.zeros_like(mean)) / samples
+    start = success(problem, problem.theta)
+    return {
+        "cosine": cosine(mean, gradient),
+        "foreign_cosine": cosine(foreign_mean, gradient) if foreign else math.nan,
+        "relative_bias": float((mean - target).norm()) / lone,
+        "norm": size / lone,
+        "sd": math.sqrt(variance / lone_variance),
+        "snr": size / math.sqrt(variance),
+        "progress_lr": float((gradient * mean).sum() / (gradient * target).sum()),
+        "progress_norm": float((gradient * mean).sum() / gradient.norm()) / math.sqrt(size**2 + variance),
+        "gain_norm": success(problem, problem.theta + STEP * mean / max(size, 1e-300)) - start,
+        "gain_lr": success(problem, problem.theta + STEP * mean / lone) - start,
+    }
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    """Of two tables; nan where one is 0 (an update that is filtered whole)."""
+    return float((a * b).sum() / (a.norm() * b.norm())) if a.any() and b.any() else math.nan
+
+
+# ---------------------------------------------------------------- the study's tables
+
+KEYS = ("block", "kind", "distance", "method", "g", "cap", "split", "nodes", "prompts")
+SPREAD = ("cosine", "relative_bias", "progress_lr", "progress_norm")
+"""Measures that also get their quartiles over problems, as _low and _high."""
+
+
+def instances() -> Iterator[tuple[Problem, str, float, list[Tensor]]]:
+    """(problem, kind, distance, logits of two foreign nodes) of everything that is studied."""
+    for seed, kind in product(range(PROBLEMS), KINDS):
+        problem = make_problem(seed, CHANCES.get(kind, USUAL))
+        experts = [expert(problem, kind, seed + other) for other in (0, 500)]
+        for distance in DISTANCES:
+            yield problem, kind, distance, [at_distance(problem, e, distance) for e in experts]
+
+
+def study() -> pd.DataFrame:
+    """exact.csv: one row a (case, kind, distance), means over PROBLEMS problems of `measures`.
+
+    Columns: KEYS, kl_estimator, filter_rule, weight_level, p_theta and p_gen (chance of a right
+    completion of the learner and of the first foreign node), the measures, and quartiles of SPREAD.
+    """
+    everything, rows, seen, own = cases(), [], None, {}
+    for problem, kind, distance, logits in instances():
+        gens = [token_logps(problem, gen) for gen in logits]
+        if problem is not seen:
+            seen, own = problem, {}
+        alone_case = Case("alone", "alone", nodes=1)
+        alone = case_groups(alone_case, problem, [], own)[0][0]
+        chances = {"p_theta": success(problem, problem.theta), "p_gen": success(problem, logits[0])}
+        for case in everything:
+            groups = case_groups(case, problem, gens[: case.nodes - 1], own)
+            row = {name: kind if name == "kind" else distance if name == "distance" else getattr(case, name)
+                   for name in KEYS}  # fmt: skip
+            names = ("kl_estimator", "filter_rule", "weight_level")
+            row |= {name: getattr(case.readings, name) for name in names}
+            rows.append({**row, **chances, **measures(case, problem, groups, alone)})
+    return over_problems(pd.DataFrame(rows), [*KEYS, *names], SPREAD)
+
+
+def over_problems(rows: pd.DataFrame, keys: Sequence[str], spread: Sequence[str]) -> pd.DataFrame:
+    """Means over the rows of equal `keys`, with the quartiles of `spread` behind."""
+    groups = rows.groupby(list(keys), sort=False, dropna=False)
+    bands = {
+        f"{name}_{end}": groups[name].quantile(q)
+        for name, (end, q) in product(spread, (("low", 0.25), ("high", 0.75)))
+    }
+    return groups.mean().assign(**bands).reset_index()
+
+
+def estimator_moments(problem: Problem, gen_SL: Tensor, threshold: float) -> list[dict]:
+    """Of each KL estimator, summed over a completion of the generator: mean, sd, chance to exceed g."""
+    d = gen_SL - token_logps(problem, problem.theta)
+    chance, mask = gen_SL.sum(-1).exp(), torch.ones_like(d, dtype=torch.bool)
+    rows = []
+    for name, estimator in KL_ESTIMATORS.items():
+        value = sequence_kl(estimator(d), mask, "sum")
+        mean = float(chance @ value)
+        sd = math.sqrt(float(chance @ (value - mean).square()))
+        over = float(chance @ (value > threshold).double())
+        rows.append({"estimator": name, "mean": mean, "sd": sd, "over_g": over})
+    return rows
+
+
+def kl_study() -> pd.DataFrame:
+    """exact_kl.csv: one row a (kind, distance, estimator), means over problems.
+
+    Columns: mean and sd (nats) of the estimate of one completion, over_g its chance to exceed g = G, bias
+    against the true KL(gen || theta) = distance, reverse the true KL(theta || gen).
+    """
+    rows = []
+    for problem, kind, distance, (logits, _) in instances():
+        gen = token_logps(problem, logits)
+        reverse = kl(token_logps(problem, problem.theta), gen)
+        for row in estimator_moments(problem, gen, G):
+            bias = row["mean"] - distance
+            rows.append({"kind": kind, "distance": distance, **row, "bias": bias, "reverse": reverse})
+    return over_problems(pd.DataFrame(rows), ("kind", "distance", "estimator"), ())
+
+
+RATE, ITERATIONS, RUNS = 5.0, 50, 4
+STARTS = (("stronger", 1.0), ("stronger", 4.0), ("hard", 1.0), ("hard", 4.0))
+"""(kind, KL(gen || theta) in nats) before the first step."""
+NODES = ("learner", "stronger")
+
+
+def train(problem: Problem, logits: Sequence[Tensor], case: Case) -> Iterator[list[Problem]]:
+    """The nodes of a vertical swarm before each of ITERATIONS expected updates, and after the last.
+
+    Every node steps by RATE along the expectation of its update: gradient ascent without sampling noise.
+    Alone, a node's update is over its own groups only.
+    """
+    nodes = [replace(problem, theta=table) for table in logits]
+    for _ in range(ITERATIONS):
+        yield nodes
+        gens = [token_logps(node, node.theta) for node in nodes]
+        stepped = []
+        for k, node in enumerate(nodes):
+            senders = [k] if case.method == "alone" else range(len(nodes))
+            groups = [[Part(gens[sender], GROUP, sender == k)] for sender in senders]
+            update = sum(group_moments(case.objective, node, parts, variance=False).mean for parts in groups)
+            stepped.append(replace(node, theta=node.theta + RATE * update / (GROUP * len(groups))))
+        nodes = stepped
+    yield nodes
+
+
+def training_study() -> pd.DataFrame:
+    """exact_training.csv: one row a (kind, start, method, node, step), means over RUNS problems.
+
+    Two nodes train together, the second a stronger expert at `start` nats. Columns: reward, the chance of
+    a right completion, with quartiles; kl, the true KL(other node || node) in nats.
+    """
+    rows = []
+    for seed, (kind, start), method in product(range(RUNS), STARTS, METHODS):
+        problem = make_problem(seed, CHANCES.get(kind, USUAL))
+        foreign = at_distance(problem, expert(problem, kind, seed), start)
+        case = Case("methods", method, threshold(method))
+        for step, nodes in enumerate(train(problem, [problem.theta, foreign], case)):
+            if step % 5:
+                continue
+            logps = [token_logps(node, node.theta) for node in nodes]
+            for k, role in enumerate(NODES):
+                rows.append(
+                    {"kind": kind, "start": start, "method": method, "node": role, "step": step,
+                     "reward": success(nodes[k], nodes[k].theta), "kl": kl(logps[1 - k], logps[k])}
+                )  # fmt: skip
+    return over_problems(pd.DataFrame(rows), ("kind", "start", "method", "node", "step"), ("reward",))
+
+
+# ---------------------------------------------------------------- findings and files
+
+
+def crossing(distances: Sequence[float], values: Sequence[float], level: float) -> float:
+    """First distance at which `values` falls below `level`, linear between points; inf if it doesn't."""
+    for (d0, v0), (d1, v1) in pairwise(zip(distances, values, strict=True)):
+        if v1 < level <= v0:
+            return d0 + (d1 - d0) * (v0 - level) / (v0 - v1)
+    return math.inf
+
+
+def findings(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """exact_findings.csv: topic, finding, where, value, unit, each computed from the tables of `make_exact`.
+
+    "Worth" is the gain in reward of a step of fixed norm (progress_norm), where 1 would be a step along
+    grad J without noise.
+    """
+    data, training, rows = tables["exact"], tables["exact_training"], []
+    main = data[data["block"] == "methods"]
+
+    def add(topic: str, finding: str, where: str, value: float, unit: str) -> None:
+        value = float(f"{value:.4g}")
+        rows.append({"topic": topic, "finding": finding, "where": where, "value": value, "unit": unit})
+
+    def curve(table: pd.DataFrame, measure: str, **where: object) -> pd.Series:
+        """`measure` over distance, where the other columns have these values."""
+        for name, value in where.items():
+            table = table[table[name] == value]
+        return table.groupby("distance")[measure].mean()
+
+    for kind, method in product(KINDS, ("nois", "vis", "tis", "ftis")):
+        worth = curve(main, "progress_norm", kind=kind, method=method)
+        half = curve(data, "progress_norm", block="alone", prompts=PROMPTS // 2, kind=kind).mean()
+        finding = f"{METHODS[method].label} is worth less than the own half of the samples from"
+        add("distance", finding, kind, crossing(worth.index, worth, half), "nats")
+    for kind, method in product(("stronger", "hard"), ("nois", "vis", "ftis")):
+        gain = curve(main, "progress_lr", kind=kind, method=method)[1.0]
+        finding = f"gain of {METHODS[method].label} at Alone's learning rate, over Alone's"
+        add("learning rate", finding, f"{kind}, KL = 1", gain, "ratio")
+    for method in ("vis", "fvis", "tis"):
+        sd = curve(main, "sd", method=method, kind="stronger")[2.0]
+        finding = f"standard deviation of {METHODS[method].label} over Alone's"
+        add("noise", finding, "stronger, KL = 2", sd, "ratio")
+
+    plain = main.set_index(["kind", "distance", "method"])["progress_norm"]
+    swept = data[data["block"] == "threshold"]
+    for method in ("fnois", "fvis", "ftis"):
+        table = swept[swept["method"] == method]
+        without = [plain[kind, d, method[1:]] for kind, d in table[["kind", "distance"]].to_numpy()]
+        change, near = table["progress_norm"] - without, table["distance"] <= 1
+        finding = f"change of worth by the filter, {METHODS[method].label}, "
+        add("filter", finding + "mean", "KL <= 1, all kinds and g", change[near].mean(), "difference")
+        add("filter", finding + "mean", "KL >= 2, all kinds and g", change[~near].mean(), "difference")
+        for word, index in (("best", change.idxmax()), ("worst", change.idxmin())):
+            row = table.loc[index]
+            where = f"{row['kind']}, KL = {row['distance']:g}, g = {row['g']:g}"
+            add("filter", finding + word, where, change[index], "difference")
+        for where, part in (("KL <= 1, all kinds", table[near]), ("KL >= 2, all kinds", table[~near])):
+            best = part.groupby("g")["progress_norm"].mean().idxmax()
+            listed = ", ".join(f"{g:g}" for g in THRESHOLDS)
+            add(
+                "filter", f"g of the largest worth, {METHODS[method].label}, of {listed}", where, best, "nats"
+            )
+    caps = data[(data["block"] == "cap") & (data["method"] == "tis") & (data["distance"] == 1)]
+    for cap, level in (*((c, "token") for c in CAPS), (CAP, "sequence"), (math.inf, "sequence")):
+        part = caps[(caps["cap"] == cap) & (caps["weight_level"] == level)]
+        finding = f"worth of TIS with C = {cap:g}, weight per {level}"
+        add("cap", finding, "KL = 1, all kinds", part["progress_norm"].mean(), "cosine")
+    split = data[(data["block"] == "split") & (data["split"] == "horizontal") & (data["nodes"] == 2)]
+    for kind in KINDS:
+        change = curve(split, "progress_norm", kind=kind, method="ftis")[1.0] - plain[kind, 1.0, "ftis"]
+        add("split", "worth of F-TIS, horizontal less vertical", f"{kind}, KL = 1", change, "difference")
+    estimates = tables["exact_kl"].groupby(["estimator", "distance"])[["mean", "sd"]].mean()
+    for name in KL_ESTIMATORS:
+        mean, sd = estimates.loc[name, 1.0]
+        add("KL", f"mean of {name}", "KL = 1", mean, "nats")
+        add("KL", f"standard deviation of {name} over completions", "KL = 1", sd, "nats")
+    halfway = ITERATIONS // 2
+    reward = training[training["step"] == halfway].set_index(["kind", "start", "node", "method"])["reward"]
+    for (kind, start), method in product(STARTS, ("nois", "vis", "tis", "fnois", "ftis")):
+        change = reward[kind, start, "learner", method] - reward[kind, start, "learner", "alone"]
+        where = f"{kind}, KL = {start:g} at the start, learner at iteration {halfway}"
+        add("training", f"reward of {METHODS[method].label} less Alone's", where, change, "probability")
+    return pd.DataFrame(rows)
+
+
+def make_exact(out: Path) -> None:
+    """Write exact.csv, exact_kl.csv, exact_training.csv, exact_findings.csv and the figures into `out`."""
+    tables = {"exact": study(), "exact_kl": kl_study(), "exact_training": training_study()}
+    tables["exact_findings"] = findings(tables)
+    files = {
+        f"{name}.csv": table.to_csv(index=False, float_format="%.4g", lineterminator="\n").encode()
+        for name, table in tables.items()
+    }
+    with matplotlib.rc_context(STYLE):
+        for name, (draw, source) in FIGURES.items():
+            files |= rendered(name, draw(tables[source]))
+    write_files({Path(out) / name: content for name, content in files.items()})

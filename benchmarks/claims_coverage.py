@@ -2,8 +2,8 @@
 
     python benchmarks/claims_coverage.py
 
-Runs the code that judges the claims (`ftis.verdicts`, `ftis.claims`) on noise of known shape. Noise is that of a
-run; an effect is a difference of two runs of a seed. About a minute on one core. Writes
+Runs the code that judges the claims (`ftis.verdicts`, `ftis.claims`) on noise of known shape. Noise is that of
+a run; an effect is a difference of two runs of a seed. About a minute on one core. Writes
 benchmarks/results/claims_coverage.json; docs/claims.md quotes it.
 """
 
@@ -41,8 +41,8 @@ def rate(hits: int, n: int) -> dict[str, float]:
 
 
 def coverage(rng: np.random.Generator, repeats: int = 10_000) -> dict[str, dict]:
-    """Of the paired t-interval, as a claim's row has it; `one-sided` noise is that of one method only, the other's
-    being normal with half the sd. The bootstrap is shown for comparison."""
+    """Of the paired t-interval, as a claim's row has it; `one-sided` noise is that of one method only, the
+    other's being normal with half the sd. The bootstrap is shown for comparison."""
     found = {}
     for name, draw in NOISE.items():
         for kind in ("both", "one-sided"):
@@ -63,8 +63,9 @@ def coverage(rng: np.random.Generator, repeats: int = 10_000) -> dict[str, dict]
 
 
 def selected(rng: np.random.Generator, repeats: int = 2000) -> dict[str, dict]:
-    """Coverage of the decisive component's interval, plain and simultaneous, five seeds: the component is picked by
-    the data, among equal ones or among ones of which one is clearly the weakest (every) or strongest (some)."""
+    """Coverage of the decisive component's interval, plain and simultaneous, five seeds: the component is picked
+    by the data, among equal ones or among ones of which one is clearly the weakest (every) or strongest
+    (some)."""
     found = {}
     for rule, k in (("every", 2), ("every", 12), ("some", 12)):
         for apart in (False, True):
@@ -124,8 +125,8 @@ CLEAR = {
 
 
 def on_the_edge(wrong: str, worst: bool, rng: np.random.Generator, n: int, draw: Draw, noisy: str) -> list:
-    """Claims each of which is false by a hair (wrong = holds), or true (fails). Worst: where all components must
-    agree, all but one clearly do, so that nothing but that one stands between the claim and the error."""
+    """Claims each of which is false by a hair (wrong = holds), or true (fails). Worst: where all components
+    must agree, all but one clearly do, so that nothing but that one stands between the claim and the error."""
     found = []
     for rule, kinds in KINDS:
         alone = worst and (rule == "every") == (wrong == "holds")
@@ -145,8 +146,8 @@ def on_the_edge(wrong: str, worst: bool, rng: np.random.Generator, n: int, draw:
 
 def family_wise(rng: np.random.Generator, repeats: int = 800) -> dict[str, dict]:
     """Chance of any false "holds", or any false "fails", among the nine tested claims (at most 2.5 % each is
-    aimed at), and without the correction across claims. The noise is of both methods of a comparison, or of the
-    one that the claim calls better, or worse, the other's being normal with half the sd."""
+    aimed at), and without the correction across claims. The noise is of both methods of a comparison, or of
+    the one that the claim calls better, or worse, the other's being normal with half the sd."""
     found = {}
     settings = [(noise, n, "both") for noise, n in [("normal", 3), ("normal", 8), *((k, 5) for k in NOISE)]]
     settings += [(noise, 5, side) for noise in ("skewed", "collapse") for side in ("better", "worse")]
@@ -205,8 +206,8 @@ TRIED = {
 
 
 def verdicts_at(rng: np.random.Generator, repeats: int = 500) -> dict[str, dict]:
-    """Verdicts that so many seeds would give on claims 1, 2, 3 and 5 if the size pair were as in that try, with
-    a spread of 1 point between runs, the other pairs level, F-TIS 4 points lower at first."""
+    """Verdicts that so many seeds would give on claims 1, 2, 3 and 5 if the size pair were as in that try,
+    with a spread of 1 point between runs, the other pairs level, F-TIS 4 points lower at first."""
     keys = measures()
     cells = {cell: f"-{method}-" for method in TRIED for cell, _, _ in keys if f"-{method}-" in cell}
     centre = []

@@ -152,7 +152,8 @@ def ood_gain(data: Values) -> list[Component]:
 
 
 def threshold_trend(data: Values) -> list[Component]:
-    """Claim 7, every: under F-TIS, accuracy falls with g early on the small model, rises at the end on the large.
+    """Claim 7, every: under F-TIS, accuracy falls with g early on the small model and rises with g at the end
+    on the large one.
 
     The effect is a seed's least-squares slope over log g, times log(largest g / smallest g): the change of
     accuracy across the grid's thresholds.
@@ -378,14 +379,19 @@ def claims_tex(claims: pd.DataFrame, tier: str) -> str:
         where = row.component if isinstance(row.component, str) else row.unit
         node = f" ({row.setup}, {row.role})" if isinstance(row.setup, str) else ""
         cells = [
-            *(str(row.claim), escape(row.statement), row.verdict, escape(f"{where}{node}").replace(" - ", " $-$ ")),
+            *(
+                str(row.claim),
+                escape(row.statement),
+                row.verdict,
+                escape(f"{where}{node}").replace(" - ", " $-$ "),
+            ),
             (f"${effect}$" if effect else "--") + (f" $[{low}, {high}]$" if low else ""),
             *(str(row.n_seeds), f"${row.needed_seeds}$" if row.needed_seeds else "--"),
         ]
         body.append(" & ".join(cells) + r" \\")
     caption = (
-        f"The paper's claims, tier {tier}. Accuracy sampled at T=1; effect of the decisive component in points "
-        "(claim 10: bytes a token, range over nodes) with its 95 % t-interval over paired seeds; verdicts by "
+        f"The paper's claims, tier {tier}. Accuracy sampled at T=1; effect of the decisive component in "
+        "points (claim 10: bytes a token, range over nodes) with its 95 % t-interval over paired seeds; verdicts by "
         f"Holm over the claims at familywise 5 %; level: within {100 * MARGIN:g} points; needed: seeds for a "
         "verdict with 80 % power at the observed effect and spread."
     )

@@ -402,7 +402,7 @@ def test_seeds_that_agree_to_the_digit_are_not_proof_without_end():
 
 
 def test_needed_seeds_by_published_numbers():
-    # One-sample t-test, two-sided 5 %, 80 %: d = 1 needs 10, d = 0.5 needs 34, d = 0.2 needs 199 (Cohen 1988).
+    # One-sample t-test, two-sided 5 %, power 80 %: d = 1 needs 10, d = 0.5 needs 34, d = 0.2 needs 199.
     assert [stats.needed_n([d], 1.0) for d in (1, 0.5, 0.2)] == [10, 34, 199]
     assert stats.needed_n([0.05], 1.0) is None
     assert stats.needed_n([-0.1], 1.0) is None
@@ -444,7 +444,7 @@ def test_interval_covers_95_percent(n):
 
 
 def test_family_of_claims_errs_in_at_most_five_percent():
-    """Every method equal: of nine claims, none may hold. Measured at length in benchmarks/claims_coverage.py."""
+    """Every method equal: of nine claims, none may hold. At length in benchmarks/claims_coverage.py."""
     draw = np.random.default_rng(0)
     table = claims.values(make_tables(seeds=range(5)))
     wrong = 0

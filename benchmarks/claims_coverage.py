@@ -2,8 +2,8 @@
 
     python benchmarks/claims_coverage.py
 
-Runs the code that judges the claims (`ftis.verdicts`, `ftis.claims`) on noise of known shape. Noise is that of
-a run; an effect is a difference of two runs of a seed. About a minute on one core. Writes
+Runs the code that judges the claims (`ftis.verdicts`, `ftis.claims`) on noise of known shape: that
+of a run; an effect is a difference of two runs of a seed. About a minute on one core. Writes
 benchmarks/results/claims_coverage.json; docs/claims.md quotes it.
 """
 
@@ -63,8 +63,8 @@ def coverage(rng: np.random.Generator, repeats: int = 10_000) -> dict[str, dict]
 
 
 def selected(rng: np.random.Generator, repeats: int = 2000) -> dict[str, dict]:
-    """Coverage of the decisive component's interval, plain and simultaneous, five seeds: the component is picked
-    by the data, among equal ones or among ones of which one is clearly the weakest (every) or strongest
+    """Coverage of the decisive component's interval, plain and simultaneous, five seeds: it is picked by
+    the data, among equal ones or among ones of which one is clearly the weakest (every) or strongest
     (some)."""
     found = {}
     for rule, k in (("every", 2), ("every", 12), ("some", 12)):
@@ -126,7 +126,7 @@ CLEAR = {
 
 def on_the_edge(wrong: str, worst: bool, rng: np.random.Generator, n: int, draw: Draw, noisy: str) -> list:
     """Claims each of which is false by a hair (wrong = holds), or true (fails). Worst: where all components
-    must agree, all but one clearly do, so that nothing but that one stands between the claim and the error."""
+    must agree, all but one clearly do, so that only that one stands between the claim and the error."""
     found = []
     for rule, kinds in KINDS:
         alone = worst and (rule == "every") == (wrong == "holds")

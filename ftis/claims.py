@@ -391,9 +391,9 @@ def claims_tex(claims: pd.DataFrame, tier: str) -> str:
         body.append(" & ".join(cells) + r" \\")
     caption = (
         f"The paper's claims, tier {tier}. Accuracy sampled at T=1; effect of the decisive component in "
-        "points (claim 10: bytes a token, range over nodes) with its 95 % t-interval over paired seeds; verdicts "
-        f"by Holm over the claims at familywise 5 %; level: within {100 * MARGIN:g} points; needed: seeds for a "
-        "verdict with 80 % power at the observed effect and spread."
+        "points (claim 10: bytes a token, range over nodes), 95 % t-interval over paired seeds; verdicts by "
+        f"Holm over the claims at familywise 5 %; level: within {100 * MARGIN:g} points; needed: seeds for a verdict "
+        "with 80 % power at the observed effect and spread."
     )
     head = [r"& Claim & Verdict & Decisive component & Effect & Seeds & Needed \\"]
     columns = "".join(

@@ -392,8 +392,8 @@ def claims_tex(claims: pd.DataFrame, tier: str) -> str:
     caption = (
         f"The paper's claims, tier {tier}. Accuracy sampled at T=1; effect of the decisive component in "
         "points (claim 10: bytes a token, range over nodes), 95 % t-interval over paired seeds; verdicts by "
-        f"Holm over the claims at familywise 5 %; level: within {100 * MARGIN:g} points; needed: seeds for a verdict "
-        "with 80 % power at the observed effect and spread."
+        f"Holm over the claims at familywise 5 %; level: within {100 * MARGIN:g} points; needed: seeds "
+        "for a verdict with 80 % power at the observed effect and spread."
     )
     head = [r"& Claim & Verdict & Decisive component & Effect & Seeds & Needed \\"]
     columns = "".join(

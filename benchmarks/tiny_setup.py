@@ -53,9 +53,8 @@ from ftis.tiny import make_data, make_tokenizer, warm_start
 from ftis.train import train
 
 SEEDS = (1001, 1002)
-WARM = ((0.005, 1.0), (0.005, 1.3), (0.02, 1.3), (0.02, 1.5), (0.05, 1.5))
-"""Share of solutions in the other style, and factor on 1,000 steps (XS) and 950 (S)."""
-STEPS = {"xs": 1000, "s": 950}
+WARM = ((0.02, 1500, 1235), (0.04, 1500, 1235), (0.04, 2000, 1425))
+"""Share of solutions in other styles, steps of XS and of S."""
 RATES = (4e-4, 2e-4, 1e-4)
 PAIRS = (("base_small", "base_large"), ("base_small", "coder_small"), ("base_large", "coder_large"))
 ROLES = ("base_small", "base_large", "coder_small", "coder_large")
@@ -70,11 +69,17 @@ def answer(policy, path: Path, samples: int, temperature: float, limit: int) -> 
     return summary(verdicts, [not c.finished for _, _, c, _ in rows])
 
 
-def warm(root: Path, role: str, seed: int, other_share: float, factor: float) -> dict:
+def made(root: Path, role: str, seed: int, other_share: float, *steps: int) -> Path:
+    """Where a warm model lies; `steps` is its own number, or those of XS and S."""
+    own = steps[0] if len(steps) == 1 else steps["large" in role]
+    return root / f"{role}-{other_share}-{own}-{seed}"
+
+
+def warm(root: Path, role: str, seed: int, other_share: float, steps: int) -> dict:
     torch.set_num_threads(1)
     model = grid.load_tier("tiny").models[role].tiny
-    model = replace(model, other_share=other_share, steps=round(factor * STEPS[model.size]))
-    out = root / f"{role}-{other_share}-{factor}-{seed}"
+    model = replace(model, other_share=other_share, steps=steps)
+    out = made(root, role, seed, other_share, steps)
     if not (out / "warm.json").exists():
         warm_start(model, seed, root / "tok", root / "data", out)
     policy = load_policy(str(out))
@@ -82,7 +87,7 @@ def warm(root: Path, role: str, seed: int, other_share: float, factor: float) ->
         "role": role,
         "seed": seed,
         "other_share": other_share,
-        "factor": factor,
+        "steps": steps,
         "greedy": answer(policy, root / "data/validation.jsonl", 1, 0.0, 1024)["accuracy"],
         "sampled": answer(policy, root / "data/validation.jsonl", 2, 1.0, 1024)["accuracy"],
         "ood_greedy": answer(policy, root / "data/ood.jsonl", 1, 0.0, 1024)["accuracy"],
@@ -90,10 +95,10 @@ def warm(root: Path, role: str, seed: int, other_share: float, factor: float) ->
     }
 
 
-def distance(root: Path, gen: str, theta: str, seed: int, other_share: float, factor: float) -> dict:
+def distance(root: Path, gen: str, theta: str, seed: int, other_share: float, xs: int, s: int) -> dict:
     """Between two warm models, over the sampled completions of 128 training questions x 4."""
     torch.set_num_threads(1)
-    a, b = (load_policy(str(root / f"{role}-{other_share}-{factor}-{seed}")) for role in (gen, theta))
+    a, b = (load_policy(str(made(root, role, seed, other_share, xs, s))) for role in (gen, theta))
     problems = load_problems(Dataset(name="tiny", path=str(root / "data/train.jsonl"), limit=128))
     rows = list(complete(a, TransformersSampler(a), problems, "tiny-v1", 64, (9,), 4, 1.0))
     prompts = [a.tokenizer.encode(problems[i].question) for i, _, _, _ in rows]
@@ -106,19 +111,19 @@ def distance(root: Path, gen: str, theta: str, seed: int, other_share: float, fa
         "theta": theta,
         "seed": seed,
         "other_share": other_share,
-        "factor": factor,
+        "steps": [xs, s],
         "kl_mean": round(float(d.mean()), 3),
         "kl_median": round(float(np.median(d)), 3),
         "overlap": round(float(np.minimum(1, np.exp(-d)).mean()), 4),
     }
 
 
-def alone(root: Path, role: str, seed: int, other_share: float, factor: float, rate: float) -> dict:
+def alone(root: Path, role: str, seed: int, other_share: float, xs: int, s: int, rate: float) -> dict:
     torch.set_num_threads(1)
     config = grid.resolve("tiny", grid.Run.from_slug(f"alone-{role}-s42"))
-    made = role.removesuffix("_lora")
+    start = made(root, role.removesuffix("_lora"), seed, other_share, xs, s)
     node = replace(
-        config.nodes[0], model=str(root / f"{made}-{other_share}-{factor}-{seed}"), revision=None,
+        config.nodes[0], model=str(start), revision=None,
         learning_rate=rate * (5 if role.endswith("_lora") else 1),
     )  # fmt: skip
     test = Dataset(name="tiny", path=str(root / "data/validation.jsonl"), split="test", limit=512)
@@ -177,7 +182,9 @@ def main() -> None:
         for candidate in WARM:
             warms = []
             for seed in SEEDS:
-                warms += pooled(jobs, root, [(warm, role, seed, *candidate) for role in ROLES])
+                share, *steps = candidate
+                calls = [(warm, role, seed, share, steps["large" in role]) for role in ROLES]
+                warms += pooled(jobs, root, calls)
                 if not fits(warms):
                     break
             tried += warms
@@ -188,7 +195,7 @@ def main() -> None:
             if all(5 <= d["kl_median"] <= 100 for d in apart):
                 chosen = candidate
                 break
-        print(f"warm start that fits (other style, factor on the steps): {chosen}", flush=True)
+        print(f"warm start that fits (other style, steps of XS and S): {chosen}", flush=True)
         if chosen is None:
             sys.exit("no warm start fits: widen WARM")
         roles = (*ROLES, "base_small_lora", "base_large_lora")

@@ -334,7 +334,7 @@ def _economics(arguments: argparse.Namespace) -> None:
 
 
 def _exact(arguments: argparse.Namespace) -> None:
-    from ftis.exact_figures import make_exact
+    from ftis.exact import make_exact
 
     _use_threads(1)
     make_exact(arguments.out)

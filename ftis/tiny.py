@@ -43,7 +43,6 @@ KINDS = ("tagged", "untagged", "guess")
 MIX = {"how_many": (0.75, 0.13, 0.12), "count": (0.25, 0.70, 0.05)}
 """Shares of `KINDS` in the warm start by the question's form: greedy decoding then fails on one of the two
 forms, and sampling finds the rewarded kind on both."""
-OTHER_STYLE = {"base": "coder", "coder": "base", "words": "base"}
 SEPARATOR = {"base": "; ", "coder": "\n", "words": ", then "}
 
 
@@ -141,7 +140,7 @@ class TinyModel:
     long_share: float = Field(default=0.2, ge=0, le=1)
     """Share of four-step chains, so that the out-of-distribution set is not at the floor."""
     other_share: float = Field(default=0.02, ge=0, le=1)
-    """Share of solutions in the other expert's style."""
+    """Share of solutions in the other two styles, so that no node finds another's samples impossible."""
     drill_share: float = Field(default=0.5, ge=0, le=1)
     """Share of drills in the first 70 % of the texts (see `examples`)."""
     slip_share: float = Field(default=0.03, ge=0, le=1)
@@ -177,7 +176,8 @@ def examples(model: TinyModel, rng: random.Random, held_out: set[str]) -> Iterat
         problem = None
         while problem is None or problem.question in held_out:
             problem = make_problem(rng, 4 if rng.random() < model.long_share else rng.choice((2, 3)))
-        style = OTHER_STYLE[model.style] if rng.random() < model.other_share else model.style
+        others = [style for style in SEPARATOR if style != model.style]
+        style = rng.choice(others) if rng.random() < model.other_share else model.style
         kind = rng.choices(KINDS, MIX[problem.form])[0]
         slip = rng.choice((-10, -1, 1, 10)) if rng.random() < model.slip_share else 0
         slip = -slip if problem.gold + slip < 0 else slip

@@ -121,6 +121,7 @@ def test_curves_are_tidy(size_pair):
             "method": "nois",
             "g": "",
             "split": "vertical",
+            "variant": "",
             "seed": 1,
             "node": 1,
             "role": "base_large",

@@ -136,6 +136,7 @@ rule economics:
         tables="paper_figures/{tier}/tidy/runs.csv",
     output:
         "paper_figures/{tier}/economics.csv",
+        "paper_figures/{tier}/economics_paper.csv",
         "paper_figures/{tier}/economics.pdf",
         "paper_figures/{tier}/economics.png",
     log:
@@ -157,8 +158,15 @@ rule economics:
 
 rule exact:
     output:
-        "paper_figures/exact/exact.csv",
-        "paper_figures/exact/exact_findings.csv",
+        expand(
+            "paper_figures/exact/exact{table}.csv",
+            table=["", "_kl", "_training", "_findings"],
+        ),
+        expand(
+            "paper_figures/exact/exact_{figure}.{end}",
+            figure=["bias", "progress", "filter", "cap", "kl", "training"],
+            end=["pdf", "png"],
+        ),
     log:
         "results/exact/exact.log",
     benchmark:

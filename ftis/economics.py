@@ -2,7 +2,7 @@
 
 Alone, a node samples every completion it trains on; in a swarm of n it samples a share and receives the rest, so
 it saves sampling and pays with bytes. Both runs of a comparison share the seed. Made from the tables of
-`ftis.tidy`; accuracies are those of validation, sampled at T = 1, as fractions.
+`ftis.tidy`; accuracies are those of validation, sampled at T = 1 where the tier does that (else greedy), as fractions.
 """
 
 from __future__ import annotations
@@ -38,17 +38,23 @@ LINES = (("-", "solid"), ("--", "dashed"), (":", "dotted"), ("-.", "dash-dotted"
 # ---------------------------------------------------------------- curves
 
 
+def decoding(tables: Tables) -> str:
+    """The column of `validation` that accuracies are taken from."""
+    validation = tables["validation"]
+    return "sampled" if "sampled" in validation and validation["sampled"].notna().any() else "greedy"
+
+
 def curve(tables: Tables, run: str, node: int) -> pd.DataFrame:
     """Accuracy over own tokens of one node, by validated step: columns step, tokens (own completions' tokens
-    generated up to it), accuracy. Empty where validation took no samples."""
-    validation, training = tables["validation"], tables["training"]
-    if validation.empty or training.empty or "sampled" not in validation:
+    generated up to it), accuracy. Empty without validation."""
+    validation, training, how = tables["validation"], tables["training"], decoding(tables)
+    if validation.empty or training.empty or how not in validation:
         return pd.DataFrame(columns=["step", "tokens", "accuracy"])
-    found = _of(validation, run, node).dropna(subset="sampled").sort_values("step")
+    found = _of(validation, run, node).dropna(subset=how).sort_values("step")
     spent = _of(training, run, node).set_index("step")["tokens_generated"].sort_index().cumsum()
     tokens = [float(spent[spent.index <= step].iloc[-1]) if step > 0 else 0.0 for step in found["step"]]
     return pd.DataFrame(
-        {"step": found["step"].to_numpy(), "tokens": tokens, "accuracy": found["sampled"].to_numpy(float)}
+        {"step": found["step"].to_numpy(), "tokens": tokens, "accuracy": found[how].to_numpy(float)}
     )
 
 
@@ -147,7 +153,7 @@ COLUMNS = [
 def economics(tables: Tables, level: float = LEVEL) -> pd.DataFrame:
     """economics.csv: one row a (setup, method, g, split, role), means over the seeds that Alone has too.
 
-    alone_ and swarm_accuracy: sampled validation accuracy after the last iteration, a fraction. gain: their
+    alone_ and swarm_accuracy: validation accuracy (`decoding`) after the last iteration, a fraction. gain: their
     paired difference, with its 95 % t-interval (empty for one seed). tokens: own tokens generated an
     iteration. gain_equal_tokens: accuracy at the swarm's end less Alone's when it had generated as many
     tokens. tokens_to_level: own tokens until `level` of Alone's total gain, over the seeds where both get
@@ -155,7 +161,7 @@ def economics(tables: Tables, level: float = LEVEL) -> pd.DataFrame:
     an iteration; traffic: the larger of sent and received. break_even: bandwidth (bytes/s) at which an
     iteration's traffic takes as long as the sampling that it saves; above it joining saves time, inf where
     no sampling time was saved. Empty where no swarm run has an Alone of its role and seed; accuracies are
-    nan where validation took no samples.
+    nan without validation.
     """
     each = compare(tables, level)
     if each.empty:
@@ -231,7 +237,7 @@ def curves(tables: Tables, method: str = "ftis", split: str = "vertical", g: str
     return pd.DataFrame(rows)
 
 
-def draw(points: pd.DataFrame, tier: str) -> Figure:
+def draw(points: pd.DataFrame, tier: str, how: str) -> Figure:
     """One panel a set-up: accuracy over own tokens of each of its nodes, alone and in the swarm."""
     setups = list(points["setup"].unique())
     columns = min(3, len(setups))
@@ -246,7 +252,9 @@ def draw(points: pd.DataFrame, tier: str) -> Figure:
         axis.remove()
     for place, axis in enumerate(axes[: len(setups)]):
         if place % columns == 0:
-            axis.set_ylabel("Validation accuracy\nsampled at T = 1 (%)")
+            axis.set_ylabel(
+                f"Validation accuracy\n{'sampled at T = 1' if how == 'sampled' else 'greedy'} (%)"
+            )
         axis.set_xlabel(f"Own tokens generated ({unit})")
     seeds = points["seeds"].max()
     band = "95 % t-interval" if seeds >= 5 else "smallest to largest"
@@ -293,13 +301,13 @@ def make_economics(tables: Tables, tier: str, out: Path) -> None:
     points = curves(tables)
     if points.empty:
         raise UserError(
-            "economics: no vertical F-TIS run with g = 50 and its run alone has sampled validation accuracies; "
-            "train them with validation.samples above 0"
+            "economics: no vertical F-TIS run with g = 50 and its run alone has validation accuracies; train them "
+            "with validation.data set"
         )
     files = {
         name: frame.to_csv(index=False, float_format="%.6g", lineterminator="\n").encode()
         for name, frame in (("economics.csv", table), ("economics_paper.csv", paper_scale()))
     }
     with matplotlib.rc_context(STYLE):
-        files |= rendered("economics", draw(points, tier))
+        files |= rendered("economics", draw(points, tier, decoding(tables)))
     write_files({Path(out) / name: content for name, content in files.items()})

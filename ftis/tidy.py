@@ -128,6 +128,7 @@ def _add_scores(folder: Path, labels: dict[str, tuple[int, str]], rows: dict[str
                     "node": node["node"],
                     "benchmark": name.removesuffix("_sampled"),
                     "decoding": "sampled" if name.endswith("_sampled") else "greedy",
+                    "dataset": score["dataset"],
                     **{key: round(score[key], 5) for key in ("accuracy", "format_rate", "truncated")},
                     "problems": score["problems"],
                     "samples": score["samples"],
@@ -244,7 +245,7 @@ def read_tidy(folder: Path) -> Tables:
             tables[name] = pd.DataFrame()
             continue
         as_text = {c: str for c in ("run", "setup", "method", "g", "split", "variant", "role", "label", "commit",
-                                    "recipe", "benchmark", "decoding", "id", "question", "gold", "text")}  # fmt: skip
+                                    "recipe", "benchmark", "decoding", "dataset", "id", "question", "gold", "text")}  # fmt: skip
         table = pd.read_csv(path, dtype=as_text)
         present = [column for column in as_text if column in table]
         table[present] = table[present].fillna("")

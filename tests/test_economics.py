@@ -110,10 +110,15 @@ def test_a_level_that_is_never_reached():
 
 def test_without_validation_costs_remain():
     found = tables()
-    for empty in (pd.DataFrame(), found["validation"].assign(sampled=None)):
-        row = economics({**found, "validation": empty}).iloc[0]
-        assert row["break_even"] == pytest.approx(400)
-        assert math.isnan(row["gain"]) and row["reached"] == 0
+    row = economics({**found, "validation": pd.DataFrame()}).iloc[0]
+    assert row["break_even"] == pytest.approx(400)
+    assert math.isnan(row["gain"]) and row["reached"] == 0
+
+
+def test_greedy_stands_in_where_nothing_was_sampled():
+    found = tables()
+    greedy = found["validation"].assign(greedy=found["validation"]["sampled"], sampled=None)
+    pd.testing.assert_frame_equal(economics({**found, "validation": greedy}), economics(found))
 
 
 def test_missing_runs(tmp_path):
@@ -124,7 +129,7 @@ def test_missing_runs(tmp_path):
     assert economics(swarm_only).empty
     with pytest.raises(UserError, match="run alone"):
         make_economics(swarm_only, "tiny", tmp_path)
-    with pytest.raises(UserError, match=r"validation\.samples"):
+    with pytest.raises(UserError, match=r"validation\.data"):
         make_economics({**found, "validation": pd.DataFrame()}, "tiny", tmp_path)
     assert not list(tmp_path.iterdir())
 

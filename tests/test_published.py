@@ -1,0 +1,63 @@
+"""Published tables are what the published tidy tables give."""
+
+import io
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from pandas.testing import assert_frame_equal
+
+from ftis.claims import make_claims
+from ftis.economics import make_economics
+from ftis.paper import table2
+from ftis.tidy import read_tidy
+
+PUBLISHED = Path(__file__).parents[1] / "paper_figures/published"
+TIERS = sorted(p.name for p in PUBLISHED.iterdir() if (p / "tidy").is_dir()) if PUBLISHED.exists() else []
+
+
+@pytest.fixture(params=TIERS)
+def tier(request):
+    return request.param
+
+
+def read(path_or_text) -> pd.DataFrame:
+    return pd.read_csv(path_or_text, dtype=str, keep_default_na=False)
+
+
+def assert_same_table(made: pd.DataFrame, stored: pd.DataFrame) -> None:
+    """Equal texts; numbers to what their rounding in the tidy tables leaves."""
+    assert list(made) == list(stored) and len(made) == len(stored)
+    for column in made:
+        numbers = [pd.to_numeric(frame[column], errors="coerce") for frame in (made, stored)]
+        if numbers[1].notna().any():
+            assert_frame_equal(numbers[0].to_frame(), numbers[1].to_frame(), rtol=1e-3, atol=2e-5)
+        else:
+            assert list(made[column]) == list(stored[column]), column
+
+
+def test_claims_and_economics_are_those_of_the_tidy_tables(tier, tmp_path):
+    tables = read_tidy(PUBLISHED / tier / "tidy")
+    make_claims(tables, tier, tmp_path)
+    make_economics(tables, tier, tmp_path)
+    for name in ("claims", "claims_components", "economics", "economics_paper"):
+        assert_same_table(read(tmp_path / f"{name}.csv"), read(PUBLISHED / tier / f"{name}.csv"))
+
+
+def test_table2_is_that_of_the_tidy_scores(tier):
+    tables = read_tidy(PUBLISHED / tier / "tidy")
+    scores = tables["scores"][tables["scores"]["decoding"] == "greedy"].rename(columns={"problems": "n"})
+    runs = tables["runs"][["run", "node", "setup", "method", "g", "split", "seed", "role", "label"]]
+    wanted = {"alone", "ftis"}
+    merged = scores.merge(runs[runs["method"].isin(wanted) & runs["g"].isin(["", "50"])], on=["run", "node"])
+    made = table2(merged).to_csv(index=False, lineterminator="\n")
+    assert_same_table(read(io.StringIO(made)), read(PUBLISHED / tier / "table2.csv"))
+
+
+def test_published_files_are_small_and_name_their_commit(tier):
+    facts = json.loads((PUBLISHED / tier / "provenance.json").read_text())
+    assert len(facts["commit"]) == 40 and f"tier={tier}" in facts["command"]
+    for path in (PUBLISHED / tier).rglob("*"):
+        assert path.stat().st_size <= 500_000, path
+    assert facts["commit"] in (PUBLISHED / tier / "README.md").read_text()

@@ -1,0 +1,60 @@
+"""Copy a tier's tables and figures to paper_figures/published/TIER, to be committed.
+
+    python workflow/scripts/publish.py tiny
+
+Published results stand beside the workflow and are never a rule's output: an existing output with missing inputs
+would read as "nothing to be done". Refuses runs of several commits or of changed files, unless --mixed says that
+this is known, and any file above 500 KB.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+
+LIMIT = 500_000
+KEPT = (
+    "tidy/*.csv", "table*.csv", "table*.tex", "fig*.png", "fig*.pdf", "claims*", "economics*", "ablation-*",
+    "provenance.json",
+)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("tier")
+    parser.add_argument("--root", type=Path, default=Path("paper_figures"), help="(default: %(default)s)")
+    parser.add_argument(
+        "--mixed", action="store_true", help="publish runs of several commits or changed files"
+    )
+    arguments = parser.parse_args()
+    source, target = arguments.root / arguments.tier, Path("paper_figures/published") / arguments.tier
+    files = sorted({path for pattern in KEPT for path in source.glob(pattern)})
+    if not (source / "provenance.json").exists():
+        sys.exit(
+            f"{source}/provenance.json: no such file; run `snakemake -c2 --config tier={arguments.tier}`"
+        )
+    facts = json.loads((source / "provenance.json").read_text())
+    if (";" in facts["commit"] or "changes" in facts["commit"]) and not arguments.mixed:
+        sys.exit(f"the runs are of {facts['commit']}; train them at one commit, or say --mixed")
+    for path in files:
+        if path.stat().st_size > LIMIT:
+            sys.exit(
+                f"{path}: {path.stat().st_size:,} bytes are more than the {LIMIT:,} that may be committed"
+            )
+    shutil.rmtree(target, ignore_errors=True)
+    for path in files:
+        place = target / path.relative_to(source)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, place)
+    (target / "README.md").write_text(
+        f"Results of the tier `{arguments.tier}`, as `{facts['command']}` made them at commit {facts['commit']} "
+        f"(seeds {facts['seeds']}; {facts['processor']}; torch {facts['torch']}). `tidy/` holds what the tables and "
+        "claims are computed from (columns: `ftis/tidy.py`); a test recomputes them. All of it in one page:\n\n"
+        f"    ftis report --tier {arguments.tier} --artefacts {target} --out report.html\n"
+    )
+    print(f"{target}: {len(files)} files, {sum(p.stat().st_size for p in files):,} bytes")
+
+
+if __name__ == "__main__":
+    main()

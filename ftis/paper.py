@@ -158,11 +158,15 @@ def summarise(data: pd.DataFrame) -> pd.DataFrame:
 # ---------------------------------------------------------------- figures
 
 
-def figure_data(figure_id: str, tier: str, run_dirs: Sequence[Path]) -> pd.DataFrame:
-    """What a figure is drawn from: greedy validation accuracy (a fraction) of the runs it is given.
+DECODINGS = ("greedy", "sampled")
 
-    Columns: figure, tier, those of `load_curves`, series (the curve's name in the legend) and problems
-    (number of validation problems). Rows are ordered as they are drawn. A run that doesn't belong on
+
+def figure_data(figure_id: str, tier: str, run_dirs: Sequence[Path]) -> pd.DataFrame:
+    """What a figure is drawn from: validation accuracy (a fraction) of the runs it is given, greedy as in the paper,
+    and sampled at T = 1 where every run has it (greedy saturates on easy problems).
+
+    Columns: figure, tier, those of `load_curves`, decoding (greedy or sampled), series (the curve's name in the
+    legend), problems (number of validation problems) and samples (of each). Rows are ordered as they are drawn. A run that doesn't belong on
     the figure, and a curve without any run, are errors; further runs of the same pair are drawn too.
     """
     figures = [name for name in load_grid().artefacts if name.startswith("fig")]
@@ -180,16 +184,22 @@ def figure_data(figure_id: str, tier: str, run_dirs: Sequence[Path]) -> pd.DataF
     for run in needed:
         if run.cell not in {other.cell for other in given}:
             raise UserError(f"{figure_id}: lacks {run.cell}; name one with --run {run.slug}, {choose}")
-    curves = load_curves(run_dirs, {"greedy.accuracy", "greedy.n"})
-    data = curves[curves["metric"] == "greedy.accuracy"].copy()
-    keys = ["run", "node", "step"]
-    sizes = curves[curves["metric"] == "greedy.n"].set_index(keys)["value"]
-    data["problems"] = pd.MultiIndex.from_frame(data[keys]).map(sizes).astype("Int64")
+    curves = load_curves(run_dirs, {f"{how}.{what}" for how in DECODINGS for what in ("accuracy", "n")})
+    curves[["decoding", "what"]] = curves["metric"].str.split(".", expand=True).reindex(columns=[0, 1])
+    data = curves[curves["what"] == "accuracy"].drop(columns="what")
+    held = {how: set(part["run"]) for how, part in data.groupby("decoding")}
     for folder in run_dirs:
-        if folder.name not in set(data["run"]):
+        if folder.name not in held.get("greedy", ()):
             raise UserError(
                 f"{folder / 'metrics.jsonl'}: holds no greedy validation; set `validation` in its config"
             )
+    data = data[[held[how] == held["greedy"] for how in data["decoding"]]].copy()
+    keys = ["run", "node", "step", "decoding"]
+    sizes = curves[curves["what"] == "n"].set_index(keys)["value"]
+    data["problems"] = (
+        pd.MultiIndex.from_frame(data[keys].assign(decoding="greedy")).map(sizes).astype("Int64")
+    )
+    data["samples"] = pd.MultiIndex.from_frame(data[keys]).map(sizes).astype("Int64") // data["problems"]
     roles = list(data[data["method"] != "alone"].sort_values("node")["role"].unique())
     strays = sorted(set(data["role"]) - set(roles))
     if strays:
@@ -204,6 +214,7 @@ def figure_data(figure_id: str, tier: str, run_dirs: Sequence[Path]) -> pd.DataF
             "g": pd.to_numeric(data["g"]).fillna(0),
             "split": data["split"] == "horizontal",
             "role": data["role"].map(roles.index),
+            "decoding": data["decoding"].map(DECODINGS.index),
             "seed": data["seed"],
             "step": data["step"],
         }
@@ -248,7 +259,11 @@ def figure_note(data: pd.DataFrame, summary: pd.DataFrame) -> str:
     problems = data["problems"].dropna()
     if len(problems):
         n = int(problems.min())
-        parts.append(f"{n} validation problems (s.e. of a point up to {50 / math.sqrt(n):.1f} points)")
+        samples = int(data["samples"].max())
+        parts.append(
+            f"{n} validation problems (s.e. of a greedy point up to {50 / math.sqrt(n):.1f} points)"
+            + (f", {samples} samples of each at T = 1" if "sampled" in set(data["decoding"]) else "")
+        )
     return "; ".join(parts) + "."
 
 

@@ -62,41 +62,52 @@ def make_figure(figure_id: str, tier: str, run_dirs: Sequence[Path], out: Path) 
     write_files({Path(out) / name: content for name, content in files.items()})
 
 
+DECODINGS = {"greedy": "Greedy", "sampled": "T = 1"}
+
+
 def draw(figure_id: str, data: pd.DataFrame) -> Figure:
-    """One panel a node of the pair; a line a series: mean over seeds, with a band if there are several."""
-    summary = summarise(data)
-    summary[["mean", "low", "high"]] *= 100
+    """One panel a node of the pair, a row a decoding; a line a series: mean over seeds, with a band if several."""
     looks = series_looks(data)
     nodes = data[data["method"] != "alone"].drop_duplicates("node").sort_values("node")
-    figure = Figure(figsize=(3.7 * max(2, len(nodes)), 4.1))
-    axes = figure.subplots(1, len(nodes), sharey=True, squeeze=False)[0]
-    for axis, role, label in zip(axes, nodes["role"], nodes["label"], strict=True):
-        for series, look in looks.items():
-            curve = summary[(summary["series"] == series) & (summary["role"] == role)]
-            axis.plot(curve["step"], curve["mean"], label=series, **look)
-            if curve["seeds"].max() > 1:
-                # Hatched where the line is dashed: two bands of one colour stay apart.
-                dashed = look["linestyle"] == "--"
-                axis.fill_between(
-                    curve["step"],
-                    curve["low"],
-                    curve["high"],
-                    facecolor="none" if dashed else look["color"],
-                    edgecolor=look["color"],
-                    hatch="////" if dashed else None,
-                    alpha=0.4 if dashed else 0.16,
-                    linewidth=0,
-                )
-        axis.set_title(label)
-        axis.set_xlabel("GRPO iteration")
-        axis.xaxis.get_major_locator().set_params(integer=True)
-    axes[0].set_ylabel("Greedy validation accuracy (%)")
-    axes[0].set_ylim(*y_limits(summary))
-    if len({(m, s) for m, s in zip(data["method"], data["split"], strict=True)}) < len(looks):
+    rows = [how for how in DECODINGS if how in set(data["decoding"])]
+    figure = Figure(figsize=(3.7 * max(2, len(nodes)), 1.2 + 2.9 * len(rows)))
+    panels = figure.subplots(len(rows), len(nodes), sharex=True, sharey="row", squeeze=False)
+    for axes, how in zip(panels, rows, strict=True):
+        summary = summarise(data[data["decoding"] == how])
+        summary[["mean", "low", "high"]] *= 100
         for axis, role in zip(axes, nodes["role"], strict=True):
-            label_ends(axis, summary[summary["role"] == role])
-    finish(figure, axes[0], figure_title(figure_id, data), figure_note(data, summary))
+            for series, look in looks.items():
+                _curve(axis, summary[(summary["series"] == series) & (summary["role"] == role)], series, look)
+            axis.xaxis.get_major_locator().set_params(integer=True)
+        axes[0].set_ylabel(f"{DECODINGS[how]} validation accuracy (%)")
+        axes[0].set_ylim(*y_limits(summary))
+        if len({(m, s) for m, s in zip(data["method"], data["split"], strict=True)}) < len(looks):
+            for axis, role in zip(axes, nodes["role"], strict=True):
+                label_ends(axis, summary[summary["role"] == role])
+    for axis, label in zip(panels[0], nodes["label"], strict=True):
+        axis.set_title(label)
+    for axis in panels[-1]:
+        axis.set_xlabel("GRPO iteration")
+    note = figure_note(data, summarise(data[data["decoding"] == "greedy"]))
+    finish(figure, panels[0][0], figure_title(figure_id, data), note)
     return figure
+
+
+def _curve(axis: Axes, curve: pd.DataFrame, series: str, look: dict) -> None:
+    axis.plot(curve["step"], curve["mean"], label=series, **look)
+    if curve["seeds"].max() > 1:
+        # Hatched where the line is dashed: two bands of one colour stay apart.
+        dashed = look["linestyle"] == "--"
+        axis.fill_between(
+            curve["step"],
+            curve["low"],
+            curve["high"],
+            facecolor="none" if dashed else look["color"],
+            edgecolor=look["color"],
+            hatch="////" if dashed else None,
+            alpha=0.4 if dashed else 0.16,
+            linewidth=0,
+        )
 
 
 def series_looks(data: pd.DataFrame) -> dict[str, dict]:

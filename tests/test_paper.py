@@ -106,6 +106,32 @@ def size_pair(tmp_path):
     ]
 
 
+def test_sampled_accuracy_is_drawn_below_greedy_where_every_run_has_it(size_pair):
+    data = paper.figure_data("fig1", TIER, size_pair)
+    assert set(data["decoding"]) == {"greedy"} and set(data["samples"]) == {1}
+    for folder in size_pair:
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for node in (n for line in lines for n in line["nodes"] if n["validation"]):
+            greedy = node["validation"]["greedy"]
+            node["validation"]["sampled"] = {**greedy, "accuracy": greedy["accuracy"] / 2, "n": 2048}
+        if folder == size_pair[0]:
+            spared = folder, (folder / "metrics.jsonl").read_text()
+        (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    data = paper.figure_data("fig1", TIER, size_pair)
+    at = data.set_index(["decoding", "run", "node", "step"])["value"]
+    assert list(at["sampled"]) == pytest.approx([value / 2 for value in at["greedy"]])
+    assert set(data.loc[data["decoding"] == "sampled", "samples"]) == {2}
+    figure = plots.draw("fig1", data)
+    panels = [axis for axis in figure.axes if axis.get_lines()]
+    assert [axis.get_ylabel() for axis in panels][::2] == [
+        "Greedy validation accuracy (%)",
+        "T = 1 validation accuracy (%)",
+    ]
+    # One run without samples: a row of some of the curves would mislead.
+    spared[0].joinpath("metrics.jsonl").write_text(spared[1])
+    assert set(paper.figure_data("fig1", TIER, size_pair)["decoding"]) == {"greedy"}
+
+
 # ---------------------------------------------------------------- tidy tables
 
 
@@ -303,7 +329,7 @@ def test_note_names_tier_seeds_and_band(size_pair):
     note = paper.figure_note(data, paper.summarise(data))
     assert note == (
         "Tier tiny; 2 seeds (1, 42); line: mean, band: min to max over seeds; "
-        "1024 validation problems (s.e. of a point up to 1.6 points)."
+        "1024 validation problems (s.e. of a greedy point up to 1.6 points)."
     )
     one = data[data["seed"] == 42]
     assert "1 seed (42);" in (text := paper.figure_note(one, paper.summarise(one))) and "band" not in text

@@ -142,7 +142,9 @@ def number(value: Any) -> str:
 
 
 def short(value: float, unit: str = "") -> str:
-    """1234567 as 1.23 M."""
+    """1234567 as 1.23 M; a dash for nothing and for infinity."""
+    if not math.isfinite(value):
+        return "–"
     for size, name in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.3g} {name}{unit}"

@@ -30,6 +30,7 @@ from ftis.report_parts import (
     seed_counts,
     setup_place,
     setup_title,
+    short,
 )
 
 # Of each figure: where to look, and what the paper says of its own. What ours shows is computed.
@@ -198,7 +199,8 @@ def read_claims(
     table["range"] = ["–" if "–" in ends else " to ".join(ends) for ends in ranges]
     for name in ("component", "setup", "role", "note", "paper", "needed_seeds"):
         table[name] = table[name].fillna("").map(number).replace("–", "") if name in table else ""
-    where = (table["setup"] + ", " + table["role"]).str.strip(", ")
+    where = (table["setup"] + ", " + table["role"]).where(table["setup"] != table["role"], table["role"])
+    where = where.str.strip(", ")
     table["test"] = table["component"] + (" (" + where + ")").where(where != "", "")
     return table
 
@@ -214,7 +216,8 @@ def claims(source: Source) -> list[Block]:
     heads = ["", "Claim, and the test that decides it", "Verdict", "Effect", "95 % interval", "Seeds"]
     caption = (
         "Effects in points of accuracy, over paired seeds, where no unit stands; a positive one speaks for "
-        "the claim, except in a test of being level. docs/claims.md says how a verdict comes about."
+        "the claim, except in a test of being level. bytes have the range over nodes for an interval. docs/claims.md says "
+        "how a verdict comes about."
     )
     notes = [Text(f"{row.note}.", f"Claim {number(row.claim)}:") for row in table.itertuples() if row.note]
     blocks: list[Block] = [Table(heads, rows, caption)]
@@ -453,10 +456,54 @@ def exact_findings(study: Source, topics: tuple[str, ...] | None) -> list[Block]
 
 
 def economics(source: Source) -> list[Block]:
-    return [any_table(source.csv("economics.csv")), *attempt(economics_figure, source)]
+    table = source.csv("economics.csv")
+    return [
+        *attempt(economics_figure, source),
+        *attempt(joining, source),
+        Fold("All columns of economics.csv", [any_table(table)]),
+        *attempt(paper_scale, source),
+    ]
 
 
 def economics_figure(source: Source) -> list[Block]:
-    alt = "What each method costs and what it reaches; the numbers are in the table above."
-    caption = Text("what is reached for what it costs; the numbers are in the table above.", "What to see:")
-    return [source.image("economics.png", "Economics", alt, [caption])]
+    where = "whether a node is higher in the swarm than alone at the same number of tokens that it sampled itself."
+    alt = f"Validation accuracy over own tokens, a panel a pair. Look at {where}"
+    return [source.image("economics.png", "Economics", alt, [Text(where, "What to see:")])]
+
+
+def joining(source: Source) -> list[Block]:
+    """What a node gains and pays by joining, per set-up; the meaning of columns is in `ftis.economics`."""
+    spans = [f"{name}{end}" for name in ("gain", "gain_equal_tokens") for end in ("", "_low", "_high")]
+    costs = ["alone_tokens", "swarm_tokens", "seconds_saved", "traffic", "break_even"]
+    needs = ["setup", "method", "g", "split", "label", *spans, *costs]
+    table = source.csv("economics.csv", needs, dtype={"g": str}).fillna({"g": "", "split": ""})
+    rows: list[list[str] | str] = []
+    for setup, nodes in table.groupby("setup", sort=False):
+        rows.append(setup_title("", setup))
+        for row in nodes.itertuples():
+            details = ", ".join(filter(None, [row.g and f"g = {row.g}", row.split]))
+            rows.append(
+                [
+                    f"{row.label}\n{method_name(row.method)}, {details}",
+                    points(row.gain),
+                    interval(row.gain_low, row.gain_high) or "–",
+                    points(row.gain_equal_tokens),
+                    interval(row.gain_equal_tokens_low, row.gain_equal_tokens_high) or "–",
+                    f"{short(row.swarm_tokens)} / {short(row.alone_tokens)}",
+                    short(row.traffic, "B"),
+                    short(row.break_even, "B/s"),
+                ]
+            )
+    heads = ["Model", "Gain", "95 % interval", "Gain, equal tokens", "95 % interval"]
+    heads += ["Own tokens / alone", "Traffic", "Break-even"]
+    caption = (
+        "Gains over alone in points of validation accuracy, at the end and when alone had sampled as many tokens. "
+        "Tokens and traffic an iteration. Break-even: the bandwidth above which the exchange takes less time than "
+        "the sampling that it saves here; a dash where none is saved."
+    )
+    return [Table(heads, rows, caption)]
+
+
+def paper_scale(source: Source) -> list[Block]:
+    table = any_table(source.csv("economics_paper.csv"), "Seconds, bytes and bytes a second, an iteration.")
+    return [Fold("The same at the paper's scale, computed from stated assumptions", [table])]

@@ -9,24 +9,12 @@ Writes benchmarks/results/learning.json.
 
 import json
 import os
-import sys
 import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
 
-for name, value in {
-    "OMP_NUM_THREADS": "1",
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
-    "MALLOC_TOP_PAD_": str(64 << 20),
-}.items():
-    if name not in os.environ:
-        os.environ[name] = value
-        RESTART = True
-if "RESTART" in globals():  # malloc reads its settings when a process starts
-    os.execv(sys.executable, [sys.executable, *sys.argv])
-
+import one_thread  # noqa: F401
 import torch
 
 from ftis import grid
@@ -56,6 +44,7 @@ def main() -> None:
             node = replace(base.nodes[0], model=str(root / f"m{seed}"), revision=None)
             config = replace(
                 base,
+                iterations=50,
                 seed=seed,
                 nodes=(node,),
                 train=data,
@@ -84,7 +73,14 @@ def main() -> None:
             replace(base.nodes[0], name=n, model=str(root / "m42"), revision=None) for n in ("a", "b")
         )
         pair = replace(
-            base, nodes=nodes, method="ftis", threshold=50.0, prompts=32, train=data, validation=Validation()
+            base,
+            iterations=50,
+            nodes=nodes,
+            method="ftis",
+            threshold=50.0,
+            prompts=32,
+            train=data,
+            validation=Validation(),
         )
         began = time.process_time()
         train(pair, root / "pair")

@@ -26,19 +26,8 @@ from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
-for name, value in {
-    "OMP_NUM_THREADS": "1",
-    "MALLOC_MMAP__": str(32 << 20),
-    "MALLOC_TRIM__": str(1 << 30),
-    "MALLOC_TOP_PAD_": str(64 << 20),
-}.items():
-    if name not in os.environ:
-        os.environ[name] = value
-        RESTART = True
-if "RESTART" in globals():  # malloc reads its settings when a process starts
-    os.execv(sys.executable, [sys.executable, *sys.argv])
-
 import numpy as np
+import one_thread  # noqa: F401
 import torch
 
 from ftis import grid

@@ -14,8 +14,7 @@ from ftis.errors import UserError, unknown
 from ftis.grid import load_grid
 from ftis.methods import METHODS
 from ftis.paper import load_curves, load_scores, t_interval, write_files
-from ftis.plots import COLOURS, STYLE, fit
-from ftis.render import rendered
+from ftis.plots import COLOURS, STYLE, fit, rendered
 
 CELL = ["setup", "method", "g", "split", "variant", "role"]
 

@@ -21,8 +21,7 @@ from ftis.errors import UserError
 from ftis.grid import load_grid
 from ftis.methods import METHODS
 from ftis.paper import write_files
-from ftis.plots import COLOURS, MARKERS, STYLE, finish
-from ftis.render import rendered
+from ftis.plots import COLOURS, MARKERS, STYLE, finish, rendered
 from ftis.stats import t_interval
 from ftis.swarm import BYTES_A_COMPLETION, BYTES_A_TOKEN
 

@@ -39,8 +39,7 @@ from ftis.exact_figures import FIGURES
 from ftis.methods import METHODS
 from ftis.objective import KL_ESTIMATORS, Objective, sequence_kl
 from ftis.paper import write_files
-from ftis.plots import STYLE
-from ftis.render import rendered
+from ftis.plots import STYLE, rendered
 
 # ---------------------------------------------------------------- problems and foreign generators
 

@@ -53,13 +53,18 @@ def make_figure(figure_id: str, tier: str, run_dirs: Sequence[Path], out: Path) 
     data = figure_data(figure_id, tier, run_dirs)
     files = {f"{figure_id}.csv": data.to_csv(index=False, lineterminator="\n").encode()}
     with matplotlib.rc_context(STYLE):
-        figure = draw(figure_id, data)
-        # No creation date, so that the same runs give the same bytes.
-        for suffix, metadata in (("pdf", {"CreationDate": None}), ("png", {"Software": None})):
-            buffer = io.BytesIO()
-            figure.savefig(buffer, format=suffix, dpi=DPI, metadata=metadata)
-            files[f"{figure_id}.{suffix}"] = buffer.getvalue()
+        files |= rendered(figure_id, draw(figure_id, data))
     write_files({Path(out) / name: content for name, content in files.items()})
+
+
+def rendered(name: str, figure: Figure) -> dict[str, bytes]:
+    """{`name`.pdf, `name`.png: content}, without a creation date, so that the same data gives the same bytes."""
+    files = {}
+    for suffix, metadata in (("pdf", {"CreationDate": None}), ("png", {"Software": None})):
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=suffix, dpi=DPI, metadata=metadata)
+        files[f"{name}.{suffix}"] = buffer.getvalue()
+    return files
 
 
 DECODINGS = {"greedy": "Greedy", "sampled": "T = 1"}

@@ -86,6 +86,7 @@ EXACT = {
         "the learner's expected reward, and below it the learner's and the stronger node's, less alone's.",
     ),
 }
+DECODINGS = {"greedy": "greedy", "sampled": "at T = 1"}
 # The series that the others of a figure are compared with: the first of these that it has.
 REFERENCES = ("Alone", "F-TIS, g = 50", "F-TIS, vertical", "F-TIS")
 
@@ -300,48 +301,41 @@ def figures(source: Source) -> list[Block]:
 
 
 def figure(source: Source, name: str) -> list[Block]:
-    needs = [
-        "tier",
-        "run",
-        "method",
-        "g",
-        "split",
-        "seed",
-        "node",
-        "role",
-        "label",
-        "step",
-        "value",
-        "series",
-    ]
-    data = source.csv(f"{name}.csv", [*needs, "problems"], dtype={"g": str, "split": str})
+    needs = ["tier", "run", "method", "g", "split", "seed", "node", "role", "label", "step", "value"]
+    needs += ["decoding", "series", "problems", "samples"]
+    data = source.csv(f"{name}.csv", needs, dtype={"g": str, "split": str})
     data = data.fillna({"g": "", "split": ""})
-    summary = summarise(data)
     title = figure_title(name, data)
-    table, compared, step, reference = endings(data, summary)
+    ours: list[Text] = []
+    rows: list[list[str] | str] = []
+    for how, words in DECODINGS.items():
+        part = data[data["decoding"] == how]
+        if not part.empty:
+            found, compared, step, reference = endings(part)
+            rows += [f"Accuracy {words} (%), differences to {reference} in points", *found]
+            ours.append(
+                Text(by_difference(compared, reference), f"After iteration {step}, {words}, in points:")
+            )
+    where, paper = READING.get(name, ("", ""))
+    seen = [Text(f"{where}. The paper: {paper}.", "What to see:")] if where else []
     alt = (
-        "Line chart, a panel a model: greedy validation accuracy by iteration of "
+        "Line chart, a panel a model: validation accuracy by iteration of "
         f"{', '.join(data['series'].unique())}."
     )
-    where, paper = READING.get(name, ("", ""))
-    caption = [
-        *([Text(f"{where}. The paper: {paper}.", "What to see:")] if where else []),
-        Text(by_difference(compared, reference), f"Ours after iteration {step}, in points:"),
-    ]
-    numbers = Table(
-        *table, caption=f"Accuracy (%), differences in points, paired by seed. {figure_note(data, summary)}"
-    )
+    heads = ["Model", "Series", "Seeds", "Mean of all steps", "At the end", "Difference", "95 % interval"]
+    note = figure_note(data, summarise(data[data["decoding"] == data["decoding"].iloc[0]]))
     return [
-        source.image(f"{name}.png", title, alt, caption),
-        Fold(f"Numbers of {title.split(':')[0]}", [numbers]),
+        source.image(f"{name}.png", title, alt, [*seen, *ours]),
+        Fold(f"Numbers of {title.split(':')[0]}", [Table(heads, rows, note)]),
     ]
 
 
-def endings(data: pd.DataFrame, summary: pd.DataFrame) -> tuple[tuple, list[tuple], int, str]:
-    """Where a figure's curves end: a table, the differences to one of them, the step, which one it is.
+def endings(data: pd.DataFrame) -> tuple[list[list[str]], list[tuple], int, str]:
+    """Where curves end: rows of a table, the differences to one of them, the step, which one that is.
 
     The end is the last step that every curve has. Differences are paired by seed.
     """
+    summary = summarise(data)
     step = int(summary.groupby(["series", "role"])["step"].max().min())
     first = next((name for name in REFERENCES if name in set(data["series"])), data["series"].iloc[0])
     rows, compared = [], []
@@ -349,9 +343,8 @@ def endings(data: pd.DataFrame, summary: pd.DataFrame) -> tuple[tuple, list[tupl
         curves = curves.set_index("seed")
         lone = curves.loc[curves["series"] == first, "value"]
         for series, curve in curves.groupby("series", sort=False):
-            path = summary[
-                (summary["series"] == series) & (summary["role"] == role) & (summary["step"] <= step)
-            ]
+            same = (summary["series"] == series) & (summary["role"] == role)
+            path = summary[same & (summary["step"] <= step)]
             gain = (curve["value"] - lone).dropna()
             ends = t_interval(gain)
             difference = ["–", "–"]
@@ -360,17 +353,7 @@ def endings(data: pd.DataFrame, summary: pd.DataFrame) -> tuple[tuple, list[tupl
                 difference = [points(gain.mean()), interval(*ends) or "–"]
             over, end = percent(path["mean"].mean()), percent(curve["value"].mean())
             rows.append([label, series, number(len(curve)), over, end, *difference])
-    reference = "alone" if first == "Alone" else first
-    heads = [
-        "Model",
-        "Series",
-        "Seeds",
-        "Mean of all steps",
-        f"Step {step}",
-        f"To {reference}",
-        "95 % interval",
-    ]
-    return (heads, rows), compared, step, reference
+    return rows, compared, step, "alone" if first == "Alone" else first
 
 
 # ---------------------------------------------------------------- ablations, exact study, economics

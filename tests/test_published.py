@@ -1,7 +1,9 @@
 """Published tables are what the published tidy tables give."""
 
+import importlib.util
 import io
 import json
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -53,6 +55,16 @@ def test_table2_is_that_of_the_tidy_scores(tier):
     merged = scores.merge(runs[runs["method"].isin(wanted) & runs["g"].isin(["", "50"])], on=["run", "node"])
     made = table2(merged).to_csv(index=False, lineterminator="\n")
     assert_same_table(read(io.StringIO(made)), read(PUBLISHED / tier / "table2.csv"))
+
+
+def test_readme_shows_the_published_claims():
+    path = PUBLISHED.parents[1] / "workflow/scripts/publish.py"
+    publish = importlib.util.module_from_spec(spec := importlib.util.spec_from_file_location("publish", path))
+    spec.loader.exec_module(publish)
+    readme = (PUBLISHED.parents[1] / "README.md").read_text()
+    assert publish.claims_table(PUBLISHED / "tiny/claims.csv") in readme
+    for picture in re.findall(r"!\[.*?\]\((\S+?)\)", readme):
+        assert (PUBLISHED.parents[1] / picture).is_file(), picture
 
 
 def test_published_files_are_small_and_name_their_commit(tier):

@@ -13,8 +13,10 @@ import pytest
 from PIL import Image
 
 from ftis.grid import load_grid
+from ftis.plots import make_figure
 from ftis.report import make_report
 from ftis.report_parts import by_difference, number, points, short
+from tests.test_paper import write_run
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FIGURES = [name for name in load_grid().artefacts if name.startswith("fig")]
@@ -42,8 +44,12 @@ def write_figure(folder: Path, name: str, ends: dict[str, list[float]]) -> None:
         method = {"Alone": "alone", "NoIS": "nois"}.get(series, "ftis")
         for seed, value in enumerate(values, start=1):
             who = {"node": 0, "role": "base_small", "label": "XS base", "seed": seed, "split": "vertical"}
-            for step, accuracy in ((0, 0.5), (40, value)):
-                point = {"step": step, "metric": "greedy.accuracy", "value": accuracy, "problems": 100}
+            for how, step, accuracy in (
+                ("greedy", 0, 0.5),
+                ("greedy", 40, value),
+                ("sampled", 40, value - 0.1),
+            ):
+                point = {"decoding": how, "step": step, "value": accuracy, "problems": 100, "samples": 4}
                 run = {"figure": name, "tier": "tiny", "run": f"{method}-s{seed}", "setup": "size_base"}
                 rows.append({**run, "method": method, "g": "", **who, **point, "series": series})
     write_csv(folder / f"{name}.csv", rows)
@@ -193,9 +199,20 @@ def test_captions_say_what_the_curves_show(folder):
     words = Page(report(folder)).words["figures"]
     # 60, 61, 65 against 90, 92, 94: -30, -31, -29, whose mean is told apart from 0 by its t-interval
     # -30 +- 4.3027 x 1 / sqrt(3) = -32.5 to -27.5.
-    assert "Ours after iteration 40, in points: Below alone: NoIS (XS base −30.0)." in words
+    assert "After iteration 40, greedy, in points: Below alone: NoIS (XS base −30.0)." in words
+    assert "After iteration 40, at T = 1, in points: Below alone: NoIS (XS base −30.0)." in words
+    assert "XS base NoIS 3 56.0 62.0 −30.0" in words and "XS base NoIS 3 52.0 52.0 −30.0" in words
     assert "−32.5 to −27.5" in words
     assert "The paper: NoIS leaves both models worse than alone." in words
+
+
+def test_a_figure_as_it_is_made(folder):
+    cells = ("alone-base_small", "alone-base_large", "size_base-nois-vertical")
+    slugs = [f"{cell}-s{seed}" for cell in cells for seed in (1, 2)]
+    make_figure("fig1", "tiny", [write_run(folder, slug, lambda role, step: 0.5) for slug in slugs], folder)
+    page = Page(report(folder))
+    assert len(page.named("img")) == PICTURES
+    assert "Not told apart from alone: NoIS (XS base 0.0, S base 0.0)." in page.words["figures"]
 
 
 def test_one_seed_tells_nothing(folder):

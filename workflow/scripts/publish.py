@@ -2,13 +2,17 @@
 
     python workflow/scripts/publish.py tiny
 
+The claims also go into README.md, between the marks <!-- claims --> and <!-- /claims -->.
+
 Published results stand beside the workflow and are never a rule's output: an existing output with missing inputs
 would read as "nothing to be done". Refuses runs of several commits or of changed files, unless --mixed says that
 this is known, and any file above 500 KB.
 """
 
 import argparse
+import csv
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -18,6 +22,44 @@ KEPT = (
     "tidy/*.csv", "table*.csv", "table*.tex", "fig*.png", "fig*.pdf", "claims*", "economics*", "ablation-*",
     "provenance.json",
 )  # fmt: skip
+
+
+def claims_table(path: Path) -> str:
+    """claims.csv as a Markdown table; effects of accuracies in points."""
+    lines = [
+        "| | claim | here | decisive comparison | effect, 95 % interval | seeds needed |",
+        "|---|---|---|---|---|---|",
+    ]
+    with open(path, newline="") as file:
+        for row in csv.DictReader(file):
+            scale = 100 if row["unit"] == "accuracy" else 1
+            numbers = [f"{scale * float(row[key]):.1f}" for key in ("effect", "low", "high") if row[key]]
+            effect = (
+                numbers[0] + (f" [{numbers[1]}, {numbers[2]}]" if len(numbers) == 3 else "")
+                if numbers
+                else ""
+            )
+            where = ", ".join(part for part in (row["component"], row["setup"], row["role"]) if part)
+            cells = (
+                row["claim"],
+                row["statement"],
+                f"**{row['verdict']}**",
+                where,
+                effect,
+                row["needed_seeds"],
+            )
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def with_claims(readme: str, table: str) -> str:
+    """README's text with the table between its marks."""
+    return re.sub(
+        r"(<!-- claims -->\n).*?(<!-- /claims -->)",
+        lambda m: f"{m[1]}{table}\n{m[2]}",
+        readme,
+        flags=re.DOTALL,
+    )
 
 
 def main() -> None:
@@ -53,6 +95,8 @@ def main() -> None:
         "claims are computed from (columns: `ftis/tidy.py`); a test recomputes them. All of it in one page:\n\n"
         f"    ftis report --tier {arguments.tier} --artefacts {target} --out report.html\n"
     )
+    readme = Path("README.md")
+    readme.write_text(with_claims(readme.read_text(), claims_table(target / "claims.csv")))
     print(f"{target}: {len(files)} files, {sum(p.stat().st_size for p in files):,} bytes")
 
 

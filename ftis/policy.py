@@ -200,7 +200,7 @@ def pick_device(name: str = "auto") -> torch.device:
     return torch.device(name)
 
 
-def _source(model: str, revision: str | None) -> tuple[str, dict]:
+def model_source(model: str, revision: str | None) -> tuple[str, dict]:
     """What from_pretrained takes for a folder or a hub name."""
     path = Path(model).expanduser()
     if path.is_dir():
@@ -217,7 +217,7 @@ def load_tokenizer(model: str, revision: str | None = None) -> PreTrainedTokeniz
     A folder with a tokenizer.json is read as it stands: AutoTokenizer would put a qwen2 folder's
     word-level tokenizer into Qwen2's own class, which silently mangles it.
     """
-    source, extra = _source(model, revision)
+    source, extra = model_source(model, revision)
     try:
         if (Path(source) / "tokenizer.json").is_file():
             tokenizer = PreTrainedTokenizerFast.from_pretrained(source)
@@ -246,7 +246,7 @@ def load_policy(
     Stop ids are the union of the config's, the generation config's and the tokenizer's eos. Raises
     UserError where the model isn't there, has dropout, or has a head that isn't one matrix.
     """
-    source, _ = _source(model, revision)
+    source, _ = model_source(model, revision)
     where = pick_device(device)
     tokenizer = load_tokenizer(model, revision)
     adapter = Path(source) / "adapter_config.json"
@@ -258,12 +258,7 @@ def load_policy(
             raise UserError(f"{adapter}: base_model_name_or_path: {error}") from None
     else:
         lm = _load_model(model, revision)
-    stop: set[int] = set()
-    for eos in (lm.config.eos_token_id, lm.generation_config.eos_token_id, tokenizer.eos_token_id):
-        stop |= set(eos) if isinstance(eos, list) else {eos}
-    stop = {i for i in stop if i is not None and i < len(tokenizer)}
-    if not stop:
-        raise UserError(f"model {model}: neither config nor tokenizer names an eos token; set eos_token_id")
+    stop = stop_ids(model, tokenizer, lm.config, lm.generation_config)
     if getattr(lm.config, "attention_dropout", 0):
         raise UserError(f"model {model}: attention_dropout must be 0, else log-probs aren't those sampled")
     layers = set(getattr(lm.config, "layer_types", None) or ["full_attention"])
@@ -284,13 +279,25 @@ def load_policy(
         # transformers recomputes activations in train mode only; without dropout that changes nothing else.
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         lm.train()
-    policy = Policy(lm, tokenizer, frozenset(stop), where, getattr(torch, compute_dtype))
+    policy = Policy(lm, tokenizer, stop, where, getattr(torch, compute_dtype))
     _check_head(policy, model)
     return policy
 
 
+def stop_ids(model: str, tokenizer: PreTrainedTokenizerBase, *configs) -> frozenset[int]:
+    """Union of the eos ids of a model's configs and its tokenizer: base models' often differ."""
+    found: set[int | None] = {tokenizer.eos_token_id}
+    for config in configs:
+        eos = config.eos_token_id
+        found |= set(eos) if isinstance(eos, list) else {eos}
+    stop = frozenset(i for i in found if i is not None and i < len(tokenizer))
+    if not stop:
+        raise UserError(f"model {model}: neither config nor tokenizer names an eos token; set eos_token_id")
+    return stop
+
+
 def _load_model(model: str, revision: str | None) -> nn.Module:
-    source, extra = _source(model, revision)
+    source, extra = model_source(model, revision)
     try:
         return AutoModelForCausalLM.from_pretrained(
             source, dtype=torch.float32, attn_implementation="sdpa", **extra

@@ -328,7 +328,7 @@ class Participant:
         with self.phase("grade"):
             self.verdicts = grade_many(
                 [
-                    (completion_text(self.policy, c), problems[p].gold, problems[p].task)
+                    (completion_text(self.policy.tokenizer, c), problems[p].gold, problems[p].task)
                     for (p, _), c in zip(places, completions)
                 ],
                 shape=config.reward,
@@ -491,7 +491,7 @@ class Participant:
                 key = (VALIDATION, self.config.seed, step, self.index)
                 rollout = self.config.rollout
                 completed = complete(
-                    self.policy, self.sampler, problems, rollout.prompt, config.max_new_tokens, key,
+                    self.policy.tokenizer, self.sampler, problems, rollout.prompt, config.max_new_tokens, key,
                     samples, temperature, rollout.max_batch,
                 )  # fmt: skip
                 rows = list(completed)

@@ -1,5 +1,6 @@
 """Generating and scoring: what is pinned, resuming, avg@k and pass@k, intervals."""
 
+import importlib.util
 import json
 
 import pytest
@@ -91,6 +92,19 @@ def test_one_writer_a_file(tiny, tmp_path):
     }
     with _locked(tmp_path / ".g.jsonl.partial"), pytest.raises(UserError, match="another process is writing"):
         generate([Subject(0, "a", "A", str(tiny / "base"))], tests, tmp_path / "g.jsonl", Sampling(1))
+
+
+def test_backends_that_are_not_there_say_so(tiny, tmp_path):
+    tests = {
+        "id": BenchmarkSpec(Dataset(name="tiny", path=str(tiny / "data/ood.jsonl"), limit=2), "tiny-v1", 8)
+    }
+    subject = Subject(0, "a", "A", str(tiny / "base"))
+    with pytest.raises(UserError, match="unknown backend 'sglang': choose one of transformers, vllm"):
+        generate([subject], tests, tmp_path / "g.jsonl", Sampling(1, backend="sglang"))
+    if importlib.util.find_spec("vllm") is None:
+        with pytest.raises(UserError, match="vLLM can't be imported .*; install it"):
+            generate([subject], tests, tmp_path / "g.jsonl", Sampling(1, backend="vllm"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_interrupted_generation_goes_on_and_ends_the_same(tiny, tmp_path, monkeypatch):

@@ -18,8 +18,17 @@ from ftis.errors import UserError
 from ftis.policy import load_policy, model_source, stop_ids
 from ftis.rollout import Completion, Request, SamplingParams
 
-CPU_CACHE_BYTES = 2 << 30
-"""Of the key-value cache on a CPU, where vLLM's default, a share of all memory, asks for too much."""
+CPU_ENGINE = {
+    # The default, a share of all memory, asks for too much.
+    "kv_cache_memory_bytes": 2 << 30,
+    # Compiling takes longer than it saves.
+    "enforce_eager": True,
+    # A prompt read in parts has its draw taken back, which a CPU's random generator can't do: vLLM would crash.
+    "enable_chunked_prefill": False,
+}
+"""Of vLLM on a CPU."""
+BATCHED_TOKENS = 8192
+"""Prompt tokens read at a time; at least a whole prompt's."""
 
 
 class VllmSampler:
@@ -79,9 +88,8 @@ class VllmSampler:
                     logprobs_mode="processed_logprobs",
                     max_model_len=max_length,
                     max_num_seqs=max_batch,
-                    # On a CPU, compiling takes longer than it saves.
-                    enforce_eager=cpu,
-                    **({"kv_cache_memory_bytes": CPU_CACHE_BYTES} if cpu else {}),
+                    max_num_batched_tokens=max(BATCHED_TOKENS, max_length),
+                    **(CPU_ENGINE if cpu else {}),
                 )
             except (ValueError, RuntimeError) as error:
                 reason = str(error).strip().splitlines()[-1][:300]

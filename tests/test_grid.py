@@ -307,7 +307,10 @@ def test_models_before_training():
 def test_bad_variants_are_refused():
     text = (grid.CONFIG / "grid.yaml").read_text()
     for change, message in [
-        (("nodes: [base_small, coder_large]", "nodes: [base_small, coder_huge]"), "unknown role 'coder_huge'"),
+        (
+            ("nodes: [base_small, coder_large]", "nodes: [base_small, coder_huge]"),
+            "unknown role 'coder_huge'",
+        ),
         (("      apart:", "      c5:"), "two variants are named 'c5'"),
         (("      apart:", "      Far-Apart:"), "use a-z, 0-9 and _"),
     ]:

@@ -17,6 +17,7 @@ pytest.importorskip(
     "vllm", reason="vLLM is not installed here; `make test-vllm` sets up an environment with it"
 )
 
+from ftis import vllm_sampler
 from ftis.vllm_sampler import VllmSampler
 
 PROMPTS = ("Tom has 7 pens, buys 5. How many pens now?", "Ann has 20 cups, halves them. Count the cups.")
@@ -95,6 +96,15 @@ def test_a_key_decides_its_completion(folder, sampler):
     assert first == tokens(0) == tokens(0, order=-1)
     assert first != tokens(1)
     assert len({str(t) for t in first[0]}) > 1, "a group of equal completions"
+
+
+def test_more_prompt_tokens_than_are_read_at_a_time(folder, monkeypatch):
+    """vLLM on a CPU crashes where it reads a seeded request's prompt in parts."""
+    monkeypatch.setattr(vllm_sampler, "BATCHED_TOKENS", 256)
+    sampler = VllmSampler(str(folder), None, load_tokenizer(str(folder)), "float32", 200, 16)
+    asked = [Request([2 + (i + k) % 90 for k in range(150)], [(i, s) for s in range(2)]) for i in range(12)]
+    groups = sampler.sample(asked, SamplingParams(8))
+    assert [len(group) for group in groups] == [2] * 12
 
 
 def test_what_it_does_not_do_is_refused(folder, sampler):

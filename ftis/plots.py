@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from matplotlib.ticker import MaxNLocator
 
 from ftis.errors import UserError
 from ftis.paper import figure_data, figure_note, figure_title, summarise, write_files
@@ -77,13 +78,13 @@ def draw(figure_id: str, data: pd.DataFrame) -> Figure:
     rows = [how for how in DECODINGS if how in set(data["decoding"])]
     figure = Figure(figsize=(3.7 * max(2, len(nodes)), 1.2 + 2.9 * len(rows)))
     panels = figure.subplots(len(rows), len(nodes), sharex=True, sharey="row", squeeze=False)
+    panels[0][0].xaxis.set_major_locator(MaxNLocator(integer=True))  # of all panels
     for axes, how in zip(panels, rows, strict=True):
         summary = summarise(data[data["decoding"] == how])
         summary[["mean", "low", "high"]] *= 100
         for axis, role in zip(axes, nodes["role"], strict=True):
             for series, look in looks.items():
                 _curve(axis, summary[(summary["series"] == series) & (summary["role"] == role)], series, look)
-            axis.xaxis.get_major_locator().set_params(integer=True)
         axes[0].set_ylabel(f"{DECODINGS[how]} validation accuracy (%)")
         axes[0].set_ylim(*y_limits(summary))
         if len({(m, s) for m, s in zip(data["method"], data["split"], strict=True)}) < len(looks):

@@ -106,17 +106,21 @@ def size_pair(tmp_path):
     ]
 
 
-def test_sampled_accuracy_is_drawn_below_greedy_where_every_run_has_it(size_pair):
+def sample_too(folder: Path) -> str:
+    """Give a run's validation samples half as good as the greedy answers; what it held before."""
+    before = (folder / "metrics.jsonl").read_text()
+    lines = [json.loads(line) for line in before.splitlines()]
+    for node in (n for line in lines for n in line["nodes"] if n["validation"]):
+        greedy = node["validation"]["greedy"]
+        node["validation"]["sampled"] = {**greedy, "accuracy": greedy["accuracy"] / 2, "n": 2048}
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    return before
+
+
+def test_sampled_accuracy_is_drawn_below_greedy_where_every_run_has_it(size_pair, tmp_path):
     data = paper.figure_data("fig1", TIER, size_pair)
     assert set(data["decoding"]) == {"greedy"} and set(data["samples"]) == {1}
-    for folder in size_pair:
-        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        for node in (n for line in lines for n in line["nodes"] if n["validation"]):
-            greedy = node["validation"]["greedy"]
-            node["validation"]["sampled"] = {**greedy, "accuracy": greedy["accuracy"] / 2, "n": 2048}
-        if folder == size_pair[0]:
-            spared = folder, (folder / "metrics.jsonl").read_text()
-        (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    before = [sample_too(folder) for folder in size_pair]
     data = paper.figure_data("fig1", TIER, size_pair)
     at = data.set_index(["decoding", "run", "node", "step"])["value"]
     assert list(at["sampled"]) == pytest.approx([value / 2 for value in at["greedy"]])
@@ -127,8 +131,13 @@ def test_sampled_accuracy_is_drawn_below_greedy_where_every_run_has_it(size_pair
         "Greedy validation accuracy (%)",
         "T = 1 validation accuracy (%)",
     ]
+    several = write_figure_runs(tmp_path / "more", "fig10", 2)  # lines named at their ends
+    for folder in several:
+        sample_too(folder)
+    assert set(paper.figure_data("fig10", TIER, several)["decoding"]) == {"greedy", "sampled"}
+    plots.make_figure("fig10", TIER, several, tmp_path)
     # One run without samples: a row of some of the curves would mislead.
-    spared[0].joinpath("metrics.jsonl").write_text(spared[1])
+    (size_pair[0] / "metrics.jsonl").write_text(before[0])
     assert set(paper.figure_data("fig1", TIER, size_pair)["decoding"]) == {"greedy"}
 
 

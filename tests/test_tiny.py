@@ -157,8 +157,9 @@ def test_warm_start_texts_keep_to_their_shares():
         tagged = sum("<think>" in c for c in completions) - guesses
         found = (tagged, len(completions) - tagged - guesses, guesses)
         assert [n / len(completions) for n in found] == pytest.approx(shares, abs=0.03)
-    coder = sum("a=" in completion for _, completion in solved if "guess" not in completion)
-    assert coder / sum("guess" not in completion for _, completion in solved) == pytest.approx(0.1, abs=0.03)
+    worked = [completion for _, completion in solved if "guess" not in completion]
+    for mark in ("a=", " gives "):  # the coder's and the words style, half of the other styles' share each
+        assert sum(mark in text for text in worked) / len(worked) == pytest.approx(0.05, abs=0.015)
     drills = [text for text in texts if len(text) == 10]
     assert len(drills) + len(solved) == 8000
     assert all(re.fullmatch(r"\d+; ", text) for drill in drills for text, counted in drill if counted)

@@ -62,9 +62,8 @@ def test_full_grid_of_the_paper(plan):
 
 
 def test_ablations_are_targets_of_their_own(plan):
-    code, jobs, printed = plan(
-        "--quiet", "rules", "paper_figures/tiny/ablation-cap.csv", config=["tier=tiny", "seeds=1"]
-    )
+    target = "paper_figures/tiny/ablation-cap.csv"
+    code, jobs, printed = plan(target, "--quiet", "rules", config=["tier=tiny", "seeds=1"])
     assert code == 0, printed
     # 2 alone, TIS and F-TIS, and each of the latter with three caps
     assert jobs["train"] == 10 and jobs["ablation"] == 1 and "report" not in jobs

@@ -43,7 +43,7 @@ STYLE = {
     # TrueType, so that text stays text in every PDF reader and journal check.
     "pdf.fonttype": 42,
 }
-DPI = 200
+DPI = 160
 
 
 def make_figure(figure_id: str, tier: str, run_dirs: Sequence[Path], out: Path) -> None:

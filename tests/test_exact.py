@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
-from ftis import exact, render
+from ftis import exact, plots
 from ftis.config import Readings
 from ftis.enumerable import (
     Part,
@@ -311,7 +311,7 @@ def test_make_exact_writes_everything(tmp_path, monkeypatch):
         exact,
         "rendered",
         lambda name, figure: (
-            render.rendered(name, figure)
+            plots.rendered(name, figure)
             if name == "exact_kl"
             else {f"{name}.{suffix}": content for suffix, content in blank.items()}
         ),

@@ -38,7 +38,7 @@ def test_logprobs_agree_with_a_fresh_forward(policy, temperature):
     groups = TransformersSampler(policy).sample(asked, SamplingParams(48, temperature))
     expected = fresh_logprobs(policy, asked, groups, temperature)
     for completion, logp in zip([c for g in groups for c in g], expected):
-        np.testing.assert_allclose(completion.logprobs, logp, atol=1e-5)
+        np.testing.assert_allclose(completion.logprobs, logp, rtol=1e-5, atol=1e-5)
 
 
 def test_logprobs_agree_with_lora(tiny, policy):
@@ -51,7 +51,7 @@ def test_logprobs_agree_with_lora(tiny, policy):
     asked = requests(policy)
     groups = TransformersSampler(policy).sample(asked, SamplingParams(48))
     for completion, logp in zip([c for g in groups for c in g], fresh_logprobs(policy, asked, groups)):
-        np.testing.assert_allclose(completion.logprobs, logp, atol=1e-5)
+        np.testing.assert_allclose(completion.logprobs, logp, rtol=1e-5, atol=1e-5)
 
 
 def test_sampling_works_while_activation_checkpointing_is_on(tiny, policy):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 LIMIT = 500_000
 KEPT = (
-    "tidy/*.csv", "table*.csv", "table*.tex", "fig*.png", "fig*.pdf", "claims*", "economics*", "ablation-*",
+    "tidy/*.csv", "table*.csv", "table*.tex", "fig*.csv", "fig*.png", "fig*.pdf", "claims*", "economics*", "ablation-*",
     "provenance.json",
 )  # fmt: skip
 

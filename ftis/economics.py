@@ -238,7 +238,7 @@ def curves(tables: Tables, method: str = "ftis", split: str = "vertical", g: str
 
 def draw(points: pd.DataFrame, tier: str, how: str) -> Figure:
     """One panel a set-up: accuracy over own tokens of each of its nodes, alone and in the swarm."""
-    setups = list(points["setup"].unique())
+    setups = [setup for setup in load_grid().setups if setup in set(points["setup"])]
     columns = min(3, len(setups))
     rows = -(-len(setups) // columns)
     figure = Figure(figsize=(max(7.4, 3.5 * columns), 2.7 * rows + 1.5))

@@ -19,6 +19,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
 from ftis.errors import UserError
+from ftis.methods import METHODS
 from ftis.paper import figure_data, figure_note, figure_title, summarise, write_files
 
 COLOURS = {
@@ -126,8 +127,9 @@ def series_looks(data: pd.DataFrame) -> dict[str, dict]:
     kinds = data.drop_duplicates("series")
     for kind in kinds.itertuples():
         rivals = sorted(kinds.loc[kinds["method"] == kind.method, "g"].unique(), key=lambda g: float(g or 0))
-        # Alone is the wide line below the others: where another coincides with it, both are seen.
-        width = 2.8 if kind.method == "alone" else 1.5
+        # Alone is the widest line and filtered methods are the narrowest, in the order in which they are drawn: where
+        # one coincides with another, both are seen.
+        width = 2.8 if kind.method == "alone" else 1.3 if METHODS[kind.method].filtered else 2.2
         colour, marker = COLOURS[kind.method], MARKERS[kind.method]
         if len(rivals) > 1:
             place = rivals.index(kind.g)

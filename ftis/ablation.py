@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 from ftis.errors import UserError, unknown
 from ftis.grid import load_grid
 from ftis.methods import METHODS
-from ftis.paper import load_curves, load_scores, t_interval, write_files
+from ftis.paper import load_curves, load_scores, write_files
 from ftis.plots import COLOURS, STYLE, fit, rendered
+from ftis.stats import t_interval
 
 CELL = ["setup", "method", "g", "split", "variant", "role"]
 

@@ -7,7 +7,7 @@ import math
 import pandas as pd
 
 from ftis.grid import load_grid
-from ftis.paper import figure_note, figure_title, summarise, t_interval
+from ftis.paper import figure_note, figure_title, summarise
 from ftis.report_parts import (
     Absent,
     Block,
@@ -32,6 +32,7 @@ from ftis.report_parts import (
     setup_title,
     short,
 )
+from ftis.stats import t_interval
 
 # Of each figure: where to look, and what the paper says of its own. What ours shows is computed.
 PAIR = ("where F-TIS starts and ends against alone", "F-TIS ends level with alone, more slowly at first")

@@ -1,4 +1,4 @@
-"""What nodes exchange: who samples what, the packed message, the transport, what is accepted from a peer.
+"""What nodes exchange: who samples what, the packed message, what is accepted from a peer.
 
 A message is a fixed header, packed arrays and a checksum; nothing in it is ever unpickled or trusted
 before `check` has passed it. Eight bytes a token (id and log-prob) and 17 a completion.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import struct
 import zlib
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -28,8 +27,9 @@ _LAYOUT = {  # array: dtype on the wire, in this order
 _PER_TOKEN = ("tokens", "logprobs")
 BYTES_A_TOKEN = sum(np.dtype(d).itemsize for k, d in _LAYOUT.items() if k in _PER_TOKEN)
 BYTES_A_COMPLETION = sum(np.dtype(d).itemsize for k, d in _LAYOUT.items() if k not in _PER_TOKEN)
-BYTES_A_MESSAGE = _HEADER.size + 4
-"""8, 17 and 32: what a message takes on the wire, the last with its checksum."""
+HEADER_BYTES = _HEADER.size
+BYTES_A_MESSAGE = HEADER_BYTES + 4
+"""What a message takes on the wire: 8 bytes a token, 17 a completion, and 32 with its checksum."""
 
 
 @dataclass(frozen=True)
@@ -119,21 +119,30 @@ def encode(message: Message) -> bytes:
     return body + struct.pack("<I", zlib.crc32(body))
 
 
-def decode(data: bytes) -> Message:
-    """Read a message. Raises MessageError unless every length adds up and the checksum is right."""
-    if len(data) < BYTES_A_MESSAGE:
-        raise MessageError("too_short", f"{len(data)} bytes")
-    magic, version, node, step, run, n, m = _HEADER.unpack_from(data)
+def message_size(head: bytes) -> int:
+    """Bytes of the whole message that begins with the HEADER_BYTES `head`, as its counts say.
+
+    Raises MessageError where it isn't the beginning of a message.
+    """
+    magic, version, _node, _step, _run, n, m = _HEADER.unpack_from(head)
     if magic != MAGIC:
         raise MessageError("not_a_message")
     if version != VERSION:
         raise MessageError("version", f"{version}, expected {VERSION}")
-    size = BYTES_A_MESSAGE + BYTES_A_COMPLETION * n + BYTES_A_TOKEN * m
+    return BYTES_A_MESSAGE + BYTES_A_COMPLETION * n + BYTES_A_TOKEN * m
+
+
+def decode(data: bytes) -> Message:
+    """Read a message. Raises MessageError unless every length adds up and the checksum is right."""
+    if len(data) < BYTES_A_MESSAGE:
+        raise MessageError("too_short", f"{len(data)} bytes")
+    size = message_size(data)
+    _magic, _version, node, step, run, n, m = _HEADER.unpack_from(data)
     if len(data) != size:
         raise MessageError("size", f"{len(data)} bytes, the header says {size}")
     if zlib.crc32(data[:-4]) != struct.unpack("<I", data[-4:])[0]:
         raise MessageError("checksum")
-    arrays, offset = {}, _HEADER.size
+    arrays, offset = {}, HEADER_BYTES
     for key, dtype in _LAYOUT.items():
         arrays[key] = np.frombuffer(data, dtype, m if key in _PER_TOKEN else n, offset)
         offset += arrays[key].nbytes
@@ -182,34 +191,3 @@ def check(message: Message, expected: Expected) -> None:
         raise MessageError("stop_token")
     if (~r.finished & (r.length != budget)).any():
         raise MessageError("truncation", "an unfinished completion that is shorter than its budget")
-
-
-# ------------------------------------------------------------------------------------------ transport
-
-
-class Transport(Protocol):
-    """How a node's messages reach the others. A slow or dead peer is a message that doesn't come."""
-
-    def post(self, step: int, node: int, data: bytes) -> None:
-        """Offer a node's message of an iteration to all others."""
-
-    def collect(self, step: int, node: int, deadline: float | None) -> list[tuple[int, bytes]]:
-        """The others' messages of an iteration, (sender, bytes) by sender, as far as they came within
-        `deadline` seconds (None: wait for all)."""
-
-
-class LocalTransport:
-    """All nodes in this process; every node has posted before the first collects."""
-
-    def __init__(self) -> None:
-        self._step, self._posted = -1, {}
-
-    def post(self, step: int, node: int, data: bytes) -> None:
-        if step != self._step:
-            self._step, self._posted = step, {}
-        self._posted[node] = data
-
-    def collect(self, step: int, node: int, deadline: float | None = None) -> list[tuple[int, bytes]]:
-        if step != self._step:
-            return []
-        return [(sender, data) for sender, data in sorted(self._posted.items()) if sender != node]

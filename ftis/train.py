@@ -39,17 +39,16 @@ from ftis.rewards import grade_many, is_fault
 from ftis.rollout import Request, Sampler, SamplingParams, TransformersSampler
 from ftis.swarm import (
     Expected,
-    LocalTransport,
     Message,
     MessageError,
     Rollouts,
-    Transport,
     assignment,
     check,
     decode,
     encode,
     pack,
-)  # fmt: skip
+)
+from ftis.transport import LocalTransport, Transport
 
 # Purposes that keep random draws apart; part of every key.
 ROLLOUT, VALIDATION, MINI_BATCH, ADAPTER = range(4)
@@ -156,23 +155,21 @@ class Swarm:
     def iteration(self, step: int) -> dict[str, Any]:
         """One iteration of every node; returns its line of metrics."""
         began = time.perf_counter()
-        messages: dict[int, bytes] = {}
+        alone = len(self.config.nodes) == 1
         for node in self.nodes:
             node.seconds, node.refused = {}, Counter()
             node.fresh = node.sample(step, *self._prompts(step))
-            if len(self.config.nodes) > 1:
+            if not alone:
                 message = Message(self._run_id, step, node.index, node.fresh)
                 with node.phase("exchange"):
-                    messages[node.index] = encode(message)
-                    self.transport.post(step, node.index, messages[node.index])
+                    self.transport.post(step, node.index, encode(message))
         lines = []
         for node in self.nodes:
-            received = self.transport.collect(step, node.index, None) if messages else []
+            received = [] if alone else self.transport.collect(step, node.index, None)
             node.mail += [(step, sender, data) for sender, data in received]
             batch = [(step, node.index, node.fresh), *self._accept(node, step)]
             line = node.learn(step, batch, {s: self._prompts(s)[1] for s, _, _ in batch})
-            peers = len(self.config.nodes) - 1
-            line["bytes_sent"] = peers * len(messages.get(node.index, b""))
+            line["bytes_sent"] = 0 if alone else self.transport.sent(step, node.index)
             line["bytes_received"] = sum(len(data) for _, data in received)
             line["refused"] = dict(node.refused)
             lines.append(line)

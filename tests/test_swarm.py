@@ -10,7 +10,6 @@ import pytest
 
 from ftis.swarm import (
     Expected,
-    LocalTransport,
     Message,
     MessageError,
     Rollouts,
@@ -18,6 +17,7 @@ from ftis.swarm import (
     check,
     decode,
     encode,
+    message_size,
     owner,
     pack,
 )
@@ -194,6 +194,12 @@ def test_decode_refuses_counts_that_the_bytes_do_not_hold_without_allocating(n, 
         tracemalloc.stop()
 
 
+def test_a_header_tells_the_size_of_its_message():
+    data = encode(MESSAGE)
+    assert message_size(data[:HEADER]) == len(data)
+    assert reason(message_size, b"SITF" + data[4:HEADER]) == "not_a_message"
+
+
 # ------------------------------------------------------------------------------------------- what is accepted
 
 
@@ -266,17 +272,3 @@ def test_check_takes_any_order_and_the_edges():
     check(MESSAGE, replace(EXPECTED, share={(2, 0): 2, (0, 4): 1, (0, 1): 3}))
     check(changed(tokens=[0, 0, 9, 9, 0, 0], logprobs=[0, 0, 0, -0.0, 0, 0]), EXPECTED)
     check(changed(tokens=[5, 6, 9, 4, 7, 8]), replace(EXPECTED, stop_ids=frozenset({4, 9})))  # any stop token
-
-
-# ------------------------------------------------------------------------------------------- transport
-
-
-def test_local_transport_gives_each_node_the_others_messages_by_sender():
-    transport = LocalTransport()
-    for node in (2, 0, 1):
-        transport.post(5, node, bytes([node]))
-    assert transport.collect(5, 1) == [(0, b"\x00"), (2, b"\x02")]
-    assert transport.collect(5, 0, 1.0) == [(1, b"\x01"), (2, b"\x02")]
-    assert transport.collect(6, 0) == []
-    transport.post(6, 0, b"new")
-    assert transport.collect(6, 1) == [(0, b"new")]  # nothing of iteration 5 is left

@@ -117,8 +117,10 @@ class Node:
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """bfloat16: forward and backward under autocast; weights and Adam's moments stay float32."""
     device: str = "auto"
-    """auto: cuda where there is one, else cpu."""
+    """auto: the GPUs that are visible, dealt out to the nodes in turn; cpu where there is none."""
     gradient_checkpointing: bool = False
+    """Keep only the layers' inputs and compute the rest again in backward; prompts are then read for each
+    completion instead of once a group."""
 
 
 @settings

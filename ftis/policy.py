@@ -191,13 +191,20 @@ class Policy:
         self.tokenizer.save_pretrained(folder)
 
 
-def pick_device(name: str = "auto") -> torch.device:
-    """auto: cuda where there is one, else cpu."""
+def pick_device(name: str = "auto", turn: int = 0) -> torch.device:
+    """auto: the GPUs that torch sees, dealt out in turn (a node's index is its `turn`), else cpu."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
+        name = f"cuda:{turn % gpus}" if gpus else "cpu"
+    if name.startswith("cuda") and not gpus:
         raise UserError(f"device: {name!r} was asked for, but torch sees no GPU; use 'auto' or 'cpu'")
-    return torch.device(name)
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= gpus:
+        raise UserError(
+            f"device: {name!r} was asked for, but torch sees {gpus} GPU{'s' * (gpus > 1)}, cuda:0 "
+            f"{f'to cuda:{gpus - 1} ' * (gpus > 1)}(CUDA_VISIBLE_DEVICES may hide some); use 'auto' or ask for more"
+        )
+    return device
 
 
 def model_source(model: str, revision: str | None) -> tuple[str, dict]:
@@ -306,13 +313,13 @@ def _load_model(model: str, revision: str | None) -> nn.Module:
         raise _unavailable("model", model, error) from None
 
 
-def load_node(node: Node, seed: int) -> Policy:
-    """The policy of one of a run's nodes."""
+def load_node(node: Node, seed: int, index: int = 0) -> Policy:
+    """The policy of one of a run's nodes; `seed` draws its adapter, `index` is its place among the nodes."""
     return load_policy(
         node.model,
         node.revision,
         node.lora,
-        node.device,
+        str(pick_device(node.device, index)),
         node.compute_dtype,
         node.gradient_checkpointing,
         seed,

@@ -156,5 +156,6 @@ def unpack_node(
         if key == "param":
             p.copy_(value)
         else:
-            # Adam counts its steps in a CPU scalar, whatever device the weights are on.
-            optimizer.state[p][key] = value.clone() if key == "step" else value.to(p.device)
+            # Adam counts its steps in a CPU scalar, whatever device the weights are on, unless it is fused.
+            stays = key == "step" and not optimizer.defaults["fused"]
+            optimizer.state[p][key] = value.clone() if stays else value.to(p.device)

@@ -145,7 +145,8 @@ class Swarm:
         self.problems = load_problems(config.train)
         self.validation = load_problems(config.validation.data) if config.validation.data else []
         self.nodes = [
-            Participant(k, config, load_node(n, _adapter_seed(config, k))) for k, n in enumerate(config.nodes)
+            Participant(k, config, load_node(n, _adapter_seed(config, k), k))
+            for k, n in enumerate(config.nodes)
         ]
         _check_same_tokenizer(self.nodes)
         stop = frozenset().union(*(n.policy.stop_ids for n in self.nodes))
@@ -298,9 +299,12 @@ class Participant:
         self.sampler = TransformersSampler(self.policy)
         self.params = self.policy.trainable()
         kind = torch.optim.AdamW if optim.name == "adamw" else torch.optim.Adam
+        # One kernel on a GPU; torch's default there keeps temporaries as large as the gradients.
+        fused = True if self.policy.device.type == "cuda" else None
         self.optimizer = kind(
-            self.params.values(), self.settings.learning_rate, optim.betas, optim.eps, optim.weight_decay
-        )
+            self.params.values(), self.settings.learning_rate, optim.betas, optim.eps, optim.weight_decay,
+            fused=fused,
+        )  # fmt: skip
         readings = self.config.readings
         method = METHODS[self.config.method]
         self.objective = Objective(
@@ -437,7 +441,6 @@ class Participant:
 
         `unseen` completions of advantage 0 count in the mean without having been computed.
         """
-        self.optimizer.zero_grad(set_to_none=True)
         count = unseen
         for rows in self._micro_batches(samples, index):
             logp, entropy, mask = self._logprobs(samples, rows)
@@ -475,6 +478,8 @@ class Participant:
                 "learning_rate or cap. The run can go on from its last checkpoint with the same command"
             )
         self.optimizer.step()
+        # Freed at once: while this node samples, or another one trains, their memory is wanted elsewhere.
+        self.optimizer.zero_grad(set_to_none=True)
         return norm
 
     def validate(self, step: int, problems: Sequence[Problem]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 from ftis import policy as policy_module
 from ftis.config import Lora
 from ftis.errors import UserError
-from ftis.policy import TokenLogprob, load_policy, load_tokenizer
+from ftis.policy import TokenLogprob, load_policy, load_tokenizer, pick_device
 
 LORA = Lora(r=4, alpha=8, target_modules="all-linear")
 
@@ -188,6 +188,15 @@ def test_a_device_that_is_not_there_is_refused(tiny):
         pytest.skip("this machine has a GPU")
     with pytest.raises(UserError, match="no GPU"):
         load_policy(str(tiny / "base"), device="cuda:0")
+
+
+def test_gpus_are_dealt_out_and_one_too_many_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [pick_device("auto", k).index for k in range(4)] == [0, 1, 0, 1]
+    assert pick_device("cuda:1", 0).index == 1 and pick_device("cpu", 1).type == "cpu"
+    with pytest.raises(UserError, match="'cuda:2' was asked for, but torch sees 2 GPUs, cuda:0 to cuda:1 "):
+        pick_device("cuda:2")
 
 
 def test_a_tokenizer_that_mangles_text_is_refused(tiny, tmp_path):

@@ -207,11 +207,20 @@ def test_mini_batches_stale_samples_and_all_readings_resume(tiny, tmp_path, monk
 
 def gradients(config, step=1):
     """Each node's gradient of the first update, before any step."""
-    swarm = Swarm(config, "0" * 12)
+    swarm, kept = Swarm(config, "0" * 12), {}
     for node in swarm.nodes:
-        node.optimizer.step = lambda: None
+        node.optimizer.step = lambda n=node: kept.setdefault(
+            n.index, torch.cat([p.grad.flatten() for p in n.params.values()])
+        )
     swarm.iteration(step)
-    return [torch.cat([p.grad.flatten() for p in n.params.values()]) for n in swarm.nodes]
+    return [kept[node.index] for node in swarm.nodes]
+
+
+def test_gradients_are_freed_after_the_update(make_config):
+    """They are as large as the weights, and on a shared GPU the next node needs the room."""
+    swarm = Swarm(make_config(optim={"mini_batches": 2}), "0" * 12)
+    assert all(node["grad_norm"] > 0 for node in swarm.iteration(1)["nodes"])
+    assert all(p.grad is None for node in swarm.nodes for p in node.params.values())
 
 
 def test_micro_batches_change_nothing(make_config):

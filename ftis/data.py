@@ -51,6 +51,8 @@ class Problem:
     gold: str
     task: str
     meta: dict[str, Any] = field(default_factory=dict)
+    solution: str = ""
+    """The worked solution, where the data has one."""
 
 
 def load_problems(dataset: Dataset) -> list[Problem]:
@@ -67,14 +69,14 @@ def load_problems(dataset: Dataset) -> list[Problem]:
                 raise UserError(
                     f"{where}: row {i + 1} has no text in the field {name!r}, which {dataset.name} needs"
                 )
-        gold = row[source.answer]
+        gold, solution = row[source.answer], ""
         if dataset.name != "math500":
-            _, mark, gold = gold.rpartition("####")
+            solution, mark, gold = gold.rpartition("####")
             if not mark or not gold.strip():
                 raise UserError(f"{where}: row {i + 1}: the field 'answer' must end with '#### ANSWER'")
         identity = str(row.get(source.id) or f"{dataset.split}/{i}")
         meta = {name: row[name] for name in source.meta if name in row}
-        problems.append(Problem(identity, row[source.question], gold.strip(), dataset.name, meta))
+        problems.append(Problem(identity, row[source.question], gold.strip(), dataset.name, meta, solution))
     twice = [identity for identity, n in Counter(p.id for p in problems).items() if n > 1]
     if twice:
         raise UserError(

@@ -6,7 +6,10 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -102,6 +105,17 @@ def write_atomic(path: Path, text: str) -> None:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def write_folder(out: Path) -> Iterator[Path]:
+    """A folder to fill, which then replaces `out` by a rename: a folder named `out` is always whole."""
+    partial = out.parent / f".{out.name}.partial-{os.getpid()}"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    yield partial
+    shutil.rmtree(out, ignore_errors=True)
+    partial.rename(out)
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
 import shutil
 import time
@@ -23,6 +22,7 @@ from pydantic import Field
 
 from ftis.config import settings, to_dict
 from ftis.errors import UserError
+from ftis.provenance import write_folder
 from ftis.tiny_data import (
     LARGEST,
     NAMES,
@@ -338,15 +338,12 @@ def _batches(settings: TinyModel, rng: random.Random, tokenizer: Path, data: Pat
 
 
 def _write(model, tokenizer: Path, out: Path, facts: dict, began: float) -> dict:
-    """Write the folder beside `out`, then rename it: a folder named `out` is always whole."""
-    partial = out.parent / f".{out.name}.partial-{os.getpid()}"
-    shutil.rmtree(partial, ignore_errors=True)
-    model.save_pretrained(partial)
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(tokenizer / file, partial)
-    facts["sha256"] = hashlib.sha256((partial / "model.safetensors").read_bytes()).hexdigest()
-    facts["seconds"] = round(time.perf_counter() - began, 2)
-    (partial / "warm.json").write_text(json.dumps(facts, indent=1) + "\n")
-    shutil.rmtree(out, ignore_errors=True)
-    partial.rename(out)
+    """Write the model's folder, `warm.json` last."""
+    with write_folder(out) as partial:
+        model.save_pretrained(partial)
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(tokenizer / file, partial)
+        facts["sha256"] = hashlib.sha256((partial / "model.safetensors").read_bytes()).hexdigest()
+        facts["seconds"] = round(time.perf_counter() - began, 2)
+        (partial / "warm.json").write_text(json.dumps(facts, indent=1) + "\n")
     return facts

@@ -19,11 +19,11 @@ from matplotlib.figure import Figure
 
 from ftis.errors import UserError
 from ftis.grid import load_grid
+from ftis.message import BYTES_A_COMPLETION, BYTES_A_TOKEN
 from ftis.methods import METHODS
 from ftis.paper import write_files
 from ftis.plots import COLOURS, MARKERS, STYLE, finish, rendered
 from ftis.stats import t_interval
-from ftis.swarm import BYTES_A_COMPLETION, BYTES_A_TOKEN
 
 Tables = Mapping[str, pd.DataFrame]
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ftis.message import Rollouts
 from ftis.objective import KL_ESTIMATORS, MAX_LOG_RATIO, Objective, sequence_kl
-from ftis.swarm import Rollouts
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from ftis import grid
 from ftis.config import RunConfig
-from ftis.swarm import BYTES_A_COMPLETION, BYTES_A_MESSAGE, BYTES_A_TOKEN, assignment
+from ftis.message import BYTES_A_COMPLETION, BYTES_A_MESSAGE, BYTES_A_TOKEN
+from ftis.swarm import assignment
 
 
 def completion_count(config: RunConfig, node: int) -> int:

@@ -29,6 +29,8 @@ from ftis.config import RunConfig, load_run, recipe_hash, to_dict
 from ftis.data import Problem, iteration_problems, load_problems
 from ftis.errors import UserError
 from ftis.evaluate import complete, completion_text, summary
+from ftis.inbox import Expected, receive
+from ftis.message import Message, MessageError, Rollouts, encode, pack
 from ftis.methods import METHODS
 from ftis.metrics import Samples, update_metrics
 from ftis.objective import Objective, group_advantages, grpo_loss
@@ -37,17 +39,7 @@ from ftis.prompts import encode_prompt
 from ftis.provenance import provenance, sha256, write_atomic, write_json
 from ftis.rewards import grade_many, is_fault
 from ftis.rollout import Request, Sampler, SamplingParams, TransformersSampler
-from ftis.swarm import (
-    Expected,
-    Message,
-    MessageError,
-    Rollouts,
-    assignment,
-    check,
-    decode,
-    encode,
-    pack,
-)
+from ftis.swarm import assignment
 from ftis.transport import LocalTransport, Transport
 
 # Purposes that keep random draws apart; part of every key.
@@ -163,7 +155,7 @@ class Swarm:
             if not alone:
                 message = Message(self._run_id, step, node.index, node.fresh)
                 with node.phase("exchange"):
-                    self.transport.post(step, node.index, encode(message))
+                    self.transport.post(step, node.index, encode(message, node.policy.vocab_size))
         lines = []
         for node in self.nodes:
             received = [] if alone else self.transport.collect(step, node.index, None)
@@ -202,8 +194,7 @@ class Swarm:
         with node.phase("exchange"):
             for sent, sender, data in due:
                 try:
-                    message = decode(data)
-                    check(message, self._expected(node.policy, sent, sender))
+                    rollouts = receive(data, self._expected(node.policy, sent, sender))
                 except MessageError as error:
                     node.refused[error.reason] += 1
                     print(
@@ -211,7 +202,7 @@ class Swarm:
                         file=sys.stderr,
                     )
                     continue
-                accepted.append((sent, sender, message.rollouts))
+                accepted.append((sent, sender, rollouts))
         return accepted
 
     def _expected(self, policy: Policy, step: int, sender: int) -> Expected:

@@ -270,6 +270,17 @@ def test_traffic_of_another_size_fails():
     assert row(tables, 10)["verdict"] == "fails"
 
 
+def test_compressed_traffic_holds_with_everything():
+    tables = make_tables(seeds=(1,))
+    tables["runs"]["bytes_sent"] = tables["runs"]["tokens_generated"] * 4.5
+    tables["training"]["bytes_sent"] = 5000 - tables["training"]["tokens_generated"]  # its slope says nothing
+    found = row(tables, 10)
+    assert (found["verdict"], found["effect"]) == ("holds", pytest.approx(4.5))
+    tables["runs"].loc[tables["runs"]["method"] != "alone", "bytes_sent"] *= 2
+    tables["training"]["bytes_sent"] = 9 * tables["training"]["tokens_generated"]
+    assert row(tables, 10)["verdict"] == "fails"
+
+
 def test_traffic_without_iterations_goes_by_the_average():
     tables = make_tables(seeds=(1,))
     tables["runs"]["bytes_sent"] = tables["runs"]["tokens_generated"] * 8.5

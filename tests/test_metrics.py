@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from ftis.config import Readings
+from ftis.message import pack
 from ftis.metrics import QUANTILES, Samples, update_metrics, weight_statistics
 from ftis.objective import KL_ESTIMATORS, Objective
-from ftis.swarm import pack
 
 LN2 = math.log(2)
 OBJECTIVE = Objective("tis", 1.0, 0.2, 2.0, Readings())

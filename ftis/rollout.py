@@ -14,12 +14,9 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.cache_utils import DynamicCache
 
+from ftis.decode import Prefix, decoder
 from ftis.policy import Policy
 
 
@@ -91,60 +88,11 @@ def choose(logits: Tensor, uniforms: Tensor, params: SamplingParams) -> tuple[Te
     return tokens, logp.gather(-1, tokens[:, None]).squeeze(-1)
 
 
-def grouped_attention(
-    module, query: Tensor, key: Tensor, value: Tensor, attention_mask, scaling=None, **kwargs
-):
-    """Attention of one new token a row without copying the keys for each query head.
-
-    query (N, H, 1, D), key and value (N, H/r, K, D): with no order among new tokens, the r query heads of
-    a key head are r queries. Longer queries go the library's way, which repeats keys under a mask.
-    """
-    n, heads, length, width = query.shape
-    if length > 1:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    shared = query.view(n, key.shape[1], -1, width)
-    out = scaled_dot_product_attention(shared, key, value, attention_mask, scale=scaling)
-    return out.view(n, 1, heads, width), None
-
-
-AttentionInterface.register("ftis_grouped", grouped_attention)
-AttentionMaskInterface.register("ftis_grouped", sdpa_mask)
-
-
-class _Slab(DynamicLayer):
-    """A layer's keys and values in one buffer with room for the whole completion, rows removable."""
-
-    def __init__(self, layer: DynamicLayer, owner: Tensor, room: int):
-        super().__init__()
-        self.used = layer.keys.shape[2]
-        self.key_slab, self.value_slab = (self._grow(t[owner], room) for t in (layer.keys, layer.values))
-        self.is_initialized = True
-
-    def _grow(self, states: Tensor, room: int) -> Tensor:
-        n, heads, length, width = states.shape
-        slab = states.new_empty(n, heads, length + room, width)
-        slab[:, :, :length] = states
-        return slab
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
-        self.key_slab[:, :, self.used] = key_states[:, :, 0]
-        self.value_slab[:, :, self.used] = value_states[:, :, 0]
-        self.used += 1
-        return self.key_slab[:, :, : self.used], self.value_slab[:, :, : self.used]
-
-    def get_seq_length(self) -> int:
-        return self.used
-
-    def keep(self, rows: Tensor) -> None:
-        self.key_slab, self.value_slab = self.key_slab[rows], self.value_slab[rows]
-
-
 class TransformersSampler:
     """Decodes with the policy's own weights, so there is nothing to synchronise after an update."""
 
     def __init__(self, policy: Policy):
         self.policy = policy
-        policy.causal_lm.set_attn_implementation("ftis_grouped")
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> list[list[Completion]]:
         flat: list[Completion] = []
@@ -198,10 +146,7 @@ class TransformersSampler:
                 use_cache=True,
             )
             logits = (hidden[:, -1] @ head.T).float()[owner]
-            slabs = [_Slab(layer, owner, room) for layer in cache.layers]
-            cache = Cache(layers=slabs)
-            visible = torch.cat([visible[owner], visible.new_ones(len(jobs), room)], 1)
-            position = positions[owner, -1:]
+            decode = decoder(policy, Prefix(cache, visible, owner), room)
 
             tokens = np.zeros((len(jobs), room), dtype=np.int32)
             logprobs = np.zeros((len(jobs), room), dtype=np.float32)
@@ -222,20 +167,9 @@ class TransformersSampler:
                 if live.sum() <= 0.85 * len(rows):
                     keep = torch.from_numpy(np.flatnonzero(live)).to(device)
                     rows = rows[live]
-                    for slab in slabs:
-                        slab.keep(keep)
-                    visible, position, uniforms, chosen = (
-                        t[keep] for t in (visible, position, uniforms, chosen)
-                    )
-                position = position + 1
-                hidden = policy.hidden(
-                    input_ids=chosen[:, None],
-                    attention_mask=visible[:, None, None, : width + step + 1],
-                    position_ids=position,
-                    past_key_values=cache,
-                    use_cache=True,
-                )
-                logits = (hidden[:, -1] @ head.T).float()
+                    decode.keep(keep)
+                    uniforms, chosen = uniforms[keep], chosen[keep]
+                logits = (decode.step(chosen) @ head.T).float()
         return [
             Completion(tokens[i, :n].copy(), logprobs[i, :n].copy(), bool(finished[i]))
             for i, n in enumerate(length)

@@ -1,0 +1,101 @@
+"""The fused decoder against the model's own forward: every row, step after step, as rows are given up."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.cache_utils import DynamicCache
+
+from ftis import decode
+from ftis.config import Lora
+from ftis.decode import FusedDecoder, ModelDecoder, Prefix, can_fuse, decoder
+from ftis.policy import load_policy
+
+ROOM = 9
+
+
+def prefilled(policy, prompts, owner):
+    """A prefix in which `owner` says which rows go on from which prompt."""
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
+    pad = torch.tensor([width - len(p) for p in prompts])
+    visible = torch.arange(width) >= pad[:, None]
+    positions = (torch.arange(width) - pad[:, None]).clamp(min=0)
+    cache = DynamicCache()
+    policy.hidden(
+        input_ids=ids, attention_mask=visible, position_ids=positions, past_key_values=cache, use_cache=True
+    )
+    return Prefix(cache, visible, torch.tensor(owner))
+
+
+@torch.inference_mode()
+def agree(policy, owner, lengths=(3, 7, 12)):
+    assert can_fuse(policy) and isinstance(
+        decoder(policy, prefilled(policy, [[4], [5]], [0, 1]), 1), FusedDecoder
+    )
+    random = torch.Generator().manual_seed(3)
+    vocabulary = policy.causal_lm.config.vocab_size
+    prompts = [torch.randint(vocabulary, (n,), generator=random).tolist() for n in lengths]
+    both = [kind(policy, prefilled(policy, prompts, owner), ROOM) for kind in (ModelDecoder, FusedDecoder)]
+    rows = len(owner)
+    for step in range(ROOM):
+        tokens = torch.randint(vocabulary, (rows,), generator=random)
+        theirs, ours = (d.step(tokens) for d in both)
+        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=0)
+        if step in (2, 5):  # rows of one prompt end at different times, some prompts altogether
+            keep = torch.arange(rows)[torch.rand(rows, generator=random) < 0.6]
+            for d in both:
+                d.keep(keep)
+            rows = len(keep)
+
+
+GROUPS = [[0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2], [2, 0, 0, 1, 2, 2, 0, 2, 2, 2], [0, 1, 2], [1, 1, 2, 0]]
+
+
+@pytest.mark.parametrize("owner", GROUPS, ids=["groups", "ragged", "single", "few"])
+@pytest.mark.parametrize("copies", [decode.FUSED_BYTES, 0], ids=["fused", "apart"])
+def test_decoders_agree(tiny, owner, copies, monkeypatch):
+    monkeypatch.setattr(decode, "FUSED_BYTES", copies)
+    agree(load_policy(str(tiny / "base")), owner)
+    agree(load_policy(str(tiny / "base")), owner, lengths=(5, 5, 5))
+
+
+def test_decoders_agree_with_an_adapter(tiny):
+    policy = load_policy(str(tiny / "base"), lora=Lora(r=4, alpha=8, target_modules="all-linear"))
+    with torch.no_grad():
+        for p in policy.trainable().values():
+            p.add_(0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1)))
+    agree(policy, GROUPS[1])
+
+
+@pytest.mark.parametrize("copies", [decode.FUSED_BYTES, 0], ids=["fused", "apart"])
+def test_decoders_agree_on_a_llama_with_biases_and_scaled_positions(tiny, copies, monkeypatch):
+    monkeypatch.setattr(decode, "FUSED_BYTES", copies)
+    policy = load_policy(str(tiny / "base"))
+    torch.manual_seed(0)
+    policy.model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=policy.vocab_size,
+            hidden_size=48,
+            intermediate_size=80,
+            num_hidden_layers=2,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            head_dim=10,
+            attention_bias=True,
+            mlp_bias=True,
+            initializer_range=0.3,
+            rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 100.0},
+        )
+    ).eval()
+    for name, p in policy.model.named_parameters():
+        if "bias" in name or "norm" in name:
+            p.data += 0.3 * torch.randn_like(p)
+    agree(policy, GROUPS[0])
+
+
+def test_other_models_decode_through_their_own_forward(tiny):
+    policy = load_policy(str(tiny / "base"))
+    policy.causal_lm.config.hidden_act = "gelu"
+    assert not can_fuse(policy)
+    policy = load_policy(str(tiny / "base"), compute_dtype="bfloat16")
+    assert not can_fuse(policy)

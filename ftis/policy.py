@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,56 +18,9 @@ from transformers.utils import logging
 from ftis.config import Lora, Node
 from ftis.errors import UserError
 from ftis.hub import no_copy, require_hub
+from ftis.logprob_head import TokenLogprob, accumulate
 
 logging.disable_progress_bar()
-
-# Logits held at a time by the log-prob head: 2^24 float32 are 64 MiB.
-CHUNK_LOGITS = 2**24
-
-
-class TokenLogprob(torch.autograd.Function):
-    """log softmax(hidden @ weight.T / temperature)[target] and the entropy, chunk by chunk.
-
-    hidden (M, H), weight (V, H), target (M,) int64 -> logp (M,), entropy (M,) float32, in nats. Only a
-    chunk of the (M, V) logits exists at a time; backward recomputes it. The entropy carries no gradient.
-    """
-
-    @staticmethod
-    def forward(ctx, hidden: Tensor, weight: Tensor, target: Tensor, temperature: float):
-        ctx.save_for_backward(hidden, weight, target)
-        ctx.temperature = temperature
-        logp = hidden.new_empty(len(target), dtype=torch.float32)
-        entropy = torch.empty_like(logp)
-        for rows in _chunks(len(target), len(weight)):
-            logits = (hidden[rows] @ weight.T).float() / temperature
-            logits -= logits.logsumexp(-1, keepdim=True)
-            logp[rows] = logits.gather(-1, target[rows, None]).squeeze(-1)
-            entropy[rows] = -(logits.exp() * logits).sum(-1)
-        ctx.mark_non_differentiable(entropy)
-        return logp, entropy
-
-    @staticmethod
-    def backward(ctx, grad_logp: Tensor, _grad_entropy):
-        hidden, weight, target = ctx.saved_tensors
-        grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
-        for rows in _chunks(len(target), len(weight)):
-            # d logp / d logits = onehot(target) - softmax
-            logits = (hidden[rows] @ weight.T).float() / ctx.temperature
-            scale = grad_logp[rows, None] / ctx.temperature
-            grad = torch.softmax(logits, -1).mul_(-scale)
-            grad.scatter_add_(-1, target[rows, None], scale)
-            grad = grad.to(hidden.dtype)
-            if grad_hidden is not None:
-                grad_hidden[rows] = grad @ weight
-            if grad_weight is not None:
-                grad_weight.addmm_(grad.T, hidden[rows])
-        return grad_hidden, grad_weight, None, None
-
-
-def _chunks(rows: int, width: int):
-    step = max(1, CHUNK_LOGITS // width)
-    return [slice(start, start + step) for start in range(0, rows, step)]
 
 
 @dataclass
@@ -123,27 +76,65 @@ class Policy:
 
         A prompt object that stands in several rows, as a group's does, goes through the model once.
         """
+        with self.autocast():
+            hidden, target, where = self._predicting(prompts, completions)
+            logp, entropy = TokenLogprob.apply(hidden, self.head().to(hidden.dtype), target, temperature)
+        return _unpacked(logp, where), _unpacked(entropy, where), where
+
+    def accumulate_gradient(
+        self,
+        prompts: Sequence[Sequence[int]],
+        completions: Sequence[Sequence[int]],
+        loss_of: Callable[[slice, Tensor, Tensor, Tensor], Tensor],
+        temperature: float = 1.0,
+    ) -> None:
+        """Add the gradient of a loss of the completions' log-probs to the parameters' `.grad`.
+
+        loss_of(rows, logp, entropy, mask) is called with a few whole completions at a time, (n, T) each, the first
+        with gradient, and returns their scalar loss; losses add up. Same gradient as `token_logprobs` and a
+        backward, with a matrix product less (see `ftis.logprob_head.accumulate`).
+        """
+        with self.autocast():
+            hidden, target, mask = self._predicting(prompts, completions)
+            weight = self.head().detach().to(hidden.dtype)
+
+            def packed(rows: slice, logp: Tensor, entropy: Tensor) -> Tensor:
+                where = mask[rows]
+                where = where[:, : int(where.sum(1).max())]
+                return loss_of(rows, _unpacked(logp, where), _unpacked(entropy, where), where)
+
+            with torch.no_grad():
+                lengths = [len(c) for c in completions]
+                gradient = accumulate(
+                    hidden, weight, self._head_gradient(), target, lengths, temperature, packed
+                )
+        hidden.backward(gradient)
+
+    def _head_gradient(self) -> Tensor | None:
+        """Where the gradient of `head()` adds up (V, H); None where it isn't trained."""
+        whole = self.causal_lm.get_output_embeddings().weight
+        if not whole.requires_grad:
+            return None
+        if whole.grad is None:
+            whole.grad = torch.zeros_like(whole)
+        return whole.grad[: self.vocab_size]
+
+    def _predicting(self, prompts, completions) -> tuple[Tensor, Tensor, Tensor]:
+        """Hidden states (M, H) that predict the M completion tokens (M,), and where those stand (N, T) bool."""
         distinct = list({id(p): p for p in prompts}.values())
         lengths = torch.tensor([len(c) for c in completions], device=self.device)
         mask = torch.arange(int(lengths.max()), device=self.device) < lengths[:, None]
         row, column = mask.nonzero(as_tuple=True)
         target = self._padded(completions)[row, column]
-        sharing = self.shares_prompts and 2 * len(distinct) <= len(prompts) and min(map(len, distinct)) > 1
-        with self.autocast():
-            if sharing:
-                hidden = self._hidden_after_shared(distinct, prompts, completions)[row, column]
-            else:
-                # Padding is on the right, where a causal model needs no attention mask. The token at a
-                # position is predicted by the hidden state one before it.
-                ids = self._padded([[*p, *c] for p, c in zip(prompts, completions)])
-                starts = torch.tensor([len(p) for p in prompts], device=self.device)
-                hidden = self.hidden(input_ids=ids, use_cache=False)[row, starts[row] + column - 1]
-            logp, entropy = TokenLogprob.apply(hidden, self.head().to(hidden.dtype), target, temperature)
-        return (
-            torch.zeros(mask.shape, device=self.device).index_put((row, column), logp),
-            torch.zeros(mask.shape, device=self.device).index_put((row, column), entropy),
-            mask,
-        )
+        if self.shares_prompts and 2 * len(distinct) <= len(prompts) and min(map(len, distinct)) > 1:
+            hidden = self._hidden_after_shared(distinct, prompts, completions)[row, column]
+        else:
+            # Padding is on the right, where a causal model needs no attention mask. The token at a
+            # position is predicted by the hidden state one before it.
+            ids = self._padded([[*p, *c] for p, c in zip(prompts, completions)])
+            starts = torch.tensor([len(p) for p in prompts], device=self.device)
+            hidden = self.hidden(input_ids=ids, use_cache=False)[row, starts[row] + column - 1]
+        return hidden, target, mask
 
     def _hidden_after_shared(self, distinct, prompts, completions) -> Tensor:
         """Hidden states (N, T, H) that predict the completions' tokens, each distinct prompt read once.
@@ -189,6 +180,11 @@ class Policy:
         """Write the model (or the adapter) and the tokenizer, loadable by transformers and PEFT."""
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
+
+
+def _unpacked(values: Tensor, where: Tensor) -> Tensor:
+    """(M,) values in their places (N, T), 0 elsewhere."""
+    return values.new_zeros(where.shape).masked_scatter(where, values)
 
 
 def pick_device(name: str = "auto", turn: int = 0) -> torch.device:

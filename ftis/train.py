@@ -411,19 +411,17 @@ class Participant:
                 longest, longest_prompt = samples.length[row], prompt_length[row]
         return [*batches, ordered[first:]] if len(ordered) else []
 
-    def _logprobs(self, samples: Samples, rows: np.ndarray):
-        return self.policy.token_logprobs(
-            [samples.prompts[i] for i in rows],
-            [samples.tokens[i] for i in rows],
-            self.config.rollout.temperature,
-        )
-
     @torch.no_grad()
     def _logprobs_now(self, samples: Samples, index: np.ndarray) -> dict[int, np.ndarray]:
         """Log-probs of each completion before the iteration's first step."""
         found = {}
         for rows in self._micro_batches(samples, index):
-            logp = self._logprobs(samples, rows)[0].cpu().numpy()
+            logp, _, _ = self.policy.token_logprobs(
+                [samples.prompts[i] for i in rows],
+                [samples.tokens[i] for i in rows],
+                self.config.rollout.temperature,
+            )
+            logp = logp.cpu().numpy()
             found |= {int(i): row[: samples.length[i]] for i, row in zip(rows, logp)}
         return found
 
@@ -433,28 +431,37 @@ class Participant:
         `unseen` completions of advantage 0 count in the mean without having been computed.
         """
         count = unseen
-        for rows in self._micro_batches(samples, index):
-            logp, entropy, mask = self._logprobs(samples, rows)
-            device = logp.device
-            logp_gen = _padded([samples.logprobs[i] for i in rows], logp)
-            loss = grpo_loss(
-                self.objective,
-                logp,
-                logp_gen,
-                mask,
-                advantages[rows].to(device),
-                torch.from_numpy(samples.own[rows]).to(device),
-                torch.from_numpy(samples.group_width[rows]).to(device),
-                _padded([start[int(i)] for i in rows], logp) if start is not None else None,
+        for batch in self._micro_batches(samples, index):
+
+            def loss_of(part: slice, logp, entropy, mask, batch=batch) -> torch.Tensor:
+                nonlocal count
+                rows, device = batch[part], logp.device
+                logp_gen = _padded([samples.logprobs[i] for i in rows], logp)
+                loss = grpo_loss(
+                    self.objective,
+                    logp,
+                    logp_gen,
+                    mask,
+                    advantages[rows].to(device),
+                    torch.from_numpy(samples.own[rows]).to(device),
+                    torch.from_numpy(samples.group_width[rows]).to(device),
+                    _padded([start[int(i)] for i in rows], logp) if start is not None else None,
+                )
+                count += int(loss.count)
+                collected.append({
+                    "rows": rows,
+                    "logp": logp.detach().cpu(), "logp_gen": logp_gen.cpu(), "mask": mask.cpu(),
+                    "entropy": entropy.cpu(), "loss": float(loss.total.detach()),
+                    "filtered": loss.filtered.cpu(), "bad": loss.bad.cpu(), "far": loss.far.cpu(),
+                })  # fmt: skip
+                return loss.total
+
+            self.policy.accumulate_gradient(
+                [samples.prompts[i] for i in batch],
+                [samples.tokens[i] for i in batch],
+                loss_of,
+                self.config.rollout.temperature,
             )
-            loss.total.backward()
-            count += int(loss.count)
-            collected.append({
-                "rows": rows,
-                "logp": logp.detach().cpu(), "logp_gen": logp_gen.cpu(), "mask": mask.cpu(),
-                "entropy": entropy.cpu(), "loss": float(loss.total.detach()),
-                "filtered": loss.filtered.cpu(), "bad": loss.bad.cpu(), "far": loss.far.cpu(),
-            })  # fmt: skip
         if unseen:  # their gradient is 0, which isn't none: Adam's momentum still moves
             for p in self.params.values():
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad

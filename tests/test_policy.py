@@ -6,46 +6,11 @@ import shutil
 import pytest
 import torch
 
-from ftis import policy as policy_module
 from ftis.config import Lora
 from ftis.errors import UserError
-from ftis.policy import TokenLogprob, load_policy, load_tokenizer, pick_device
+from ftis.policy import load_policy, load_tokenizer, pick_device
 
 LORA = Lora(r=4, alpha=8, target_modules="all-linear")
-
-
-def test_token_logprob_by_hand():
-    # logits are hidden @ weight.T = [ln 1, ln 3]: probabilities 1/4 and 3/4.
-    hidden = torch.tensor([[1.0]])
-    weight = torch.log(torch.tensor([[1.0], [3.0]]))
-    logp, entropy = TokenLogprob.apply(hidden, weight, torch.tensor([1]), 1.0)
-    assert logp.item() == pytest.approx(-0.2876820724)  # ln 3/4
-    assert entropy.item() == pytest.approx(0.5623351446)  # -(1/4 ln 1/4 + 3/4 ln 3/4)
-    # At temperature 1/2 the logits double: probabilities 1/10 and 9/10.
-    logp, _ = TokenLogprob.apply(hidden, weight, torch.tensor([1]), 0.5)
-    assert logp.item() == pytest.approx(-0.1053605157)  # ln 9/10
-
-
-@pytest.mark.parametrize("rows_a_chunk", [1, 3, 100])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_token_logprob_is_autograd_of_the_plain_path(monkeypatch, rows_a_chunk, temperature):
-    monkeypatch.setattr(policy_module, "CHUNK_LOGITS", 11 * rows_a_chunk)
-    torch.manual_seed(0)
-    hidden = torch.randn(7, 5, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(11, 5, dtype=torch.float64, requires_grad=True)
-    target = torch.randint(11, (7,))
-    scale = torch.randn(7, dtype=torch.float64)
-
-    logp, entropy = TokenLogprob.apply(hidden, weight, target, temperature)
-    ours = torch.autograd.grad((logp.double() * scale).sum(), (hidden, weight))
-    plain = torch.log_softmax(hidden @ weight.T / temperature, -1)
-    expected = plain.gather(-1, target[:, None]).squeeze(-1)
-    theirs = torch.autograd.grad((expected * scale).sum(), (hidden, weight))
-
-    torch.testing.assert_close(logp.double(), expected, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(entropy.double(), -(plain.exp() * plain).sum(-1), atol=1e-6, rtol=1e-6)
-    for a, b in zip(ours, theirs):
-        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
 
 
 def batch(policy):

@@ -14,7 +14,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -27,28 +27,41 @@ KEPT = 2
 
 
 @contextlib.contextmanager
-def run_lock(folder: Path) -> Iterator[None]:
-    """Hold the run's folder: a second trainer of the same run is told who has it.
+def run_lock(folder: Path, wait: bool = False) -> Iterator[None]:
+    """Hold the run's folder: a second trainer of the same run is told who has it, or with `wait` waits for its end.
 
     The kernel frees the lock when its holder dies, however it dies.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = open(folder / "lock", "a+")  # noqa: SIM115  closed below, once it is known to be open
-    except OSError as error:
-        raise UserError(f"{folder}: can't be written ({error.strerror}); choose another --out") from None
-    with handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            handle.seek(0)
-            raise UserError(
-                f"{folder.parent}: another process trains this run ({handle.read().strip()}); wait for it or stop it"
-            ) from None
+    with _lock_file(folder, wait) as handle:
         handle.truncate(0)
         handle.write(f"pid {os.getpid()} on {os.uname().nodename}")
         handle.flush()
         yield
+
+
+def _lock_file(folder: Path, wait: bool) -> TextIO:
+    """The lock's file, open and locked."""
+    while True:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            handle = open(folder / "lock", "a+")  # noqa: SIM115  the caller closes it
+        except OSError as error:
+            raise UserError(f"{folder}: can't be written ({error.strerror}); choose another --out") from None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            handle.seek(0)
+            holder = f"{folder.parent}: another process trains this run ({handle.read().strip()})"
+            if not wait:
+                handle.close()
+                raise UserError(f"{holder}; wait for it or stop it") from None
+            print(f"{holder}; waiting for its end", file=sys.stderr, flush=True)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        # A run that fails at once removes its folder, and the lock with it: this one would keep nobody out.
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle.fileno()), os.stat(folder / "lock")):
+                return handle
+        handle.close()
 
 
 def append_metrics(path: Path, line: dict[str, Any]) -> None:

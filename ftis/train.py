@@ -46,14 +46,15 @@ from ftis.transport import LocalTransport, Transport
 ROLLOUT, VALIDATION, MINI_BATCH, ADAPTER = range(4)
 
 
-def train(config: RunConfig, out: Path) -> None:
+def train(config: RunConfig, out: Path, wait: bool = False) -> None:
     """Run `config` in the folder `out`, going on from its newest checkpoint if there is one.
 
+    Another process that trains it is an error, or with `wait` is waited for.
     Writes config.yaml at the start, and at the end node{k}/, metrics.jsonl and, last of all, final.json.
     """
     recipe = recipe_hash(config)
     fresh = not out.exists()
-    with state.run_lock(out / "state"):
+    with state.run_lock(out / "state", wait):
         final = out / "final.json"
         if final.exists():
             if _recorded_recipe(out) == recipe:

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -384,6 +386,47 @@ def test_one_trainer_a_run(make_config, tmp_path):
     with state.run_lock(tmp_path / "run/state"), refused:
         train(make_config(), tmp_path / "run")
     assert not (tmp_path / "run/config.yaml").exists()
+
+
+def test_a_second_trainer_may_wait_and_take_over_what_the_first_leaves(finished, tmp_path, capsys):
+    config, done = finished
+    out = tmp_path / "run"
+    shutil.copytree(done, out)
+    held = out / "final.json"
+    held.rename(tmp_path / "final.json")
+    before = sha256(out / "node0")
+    with state.run_lock(out / "state"):
+        second = threading.Thread(target=train, args=(config, out, True))
+        second.start()
+        while "waiting for its end" not in (said := capsys.readouterr().err):
+            assert second.is_alive() and not said
+            time.sleep(0.01)
+        (tmp_path / "final.json").rename(held)
+    second.join(60)
+    assert "this run is finished; nothing to do" in capsys.readouterr().err
+    assert sha256(out / "node0") == before
+
+
+def test_a_lock_whose_folder_was_removed_keeps_nobody_out(tmp_path):
+    took = threading.Event()
+
+    def second():
+        with state.run_lock(tmp_path / "state", wait=True):
+            took.set()
+            while not (tmp_path / "leave").exists():
+                time.sleep(0.01)
+
+    waiting = threading.Thread(target=second)
+    with state.run_lock(tmp_path / "state"):
+        waiting.start()
+        time.sleep(0.2)  # it waits for the file that is removed next
+        shutil.rmtree(tmp_path / "state")
+    assert took.wait(60)
+    refused = pytest.raises(UserError, match="another process trains this run")
+    with refused, state.run_lock(tmp_path / "state"):
+        pass
+    (tmp_path / "leave").touch()
+    waiting.join(60)
 
 
 def test_finished_and_foreign_folders(finished, tiny, tmp_path, capsys):

@@ -207,7 +207,10 @@ def _train(arguments: argparse.Namespace) -> None:
         out = arguments.out or Path("results", arguments.tier, "runs", arguments.run)
     from ftis.train import train
 
-    train(config, out)
+    # The grid's runs are jobs of the workflow. One may find its run in the hands of a process that nobody waits for
+    # any more, left by a killed Snakemake or on a lost node: it lets that finish, and trains what is left to train.
+    with _gpus(arguments, "train"):
+        train(config, out, wait=arguments.config is None)
 
 
 def _settings(_arguments: argparse.Namespace) -> None:
@@ -232,7 +235,16 @@ def _generate(arguments: argparse.Namespace) -> None:
             tests[f"{role}_sampled"] = replace(tests[role], samples=b.samples, temperature=1.0)
     _use_threads(grid.resources(arguments.tier, "generate").threads)
     sampling = Sampling(config.seed, config.rollout.max_batch, config.reward)
-    generate(subjects, tests, folder / "generations.jsonl", sampling, facts=facts, resume=True)
+    with _gpus(arguments, "generate"):
+        generate(subjects, tests, folder / "generations.jsonl", sampling, facts=facts, resume=True)
+
+
+def _gpus(arguments: argparse.Namespace, rule: str):
+    """A lease of as many GPUs as the tier gives a job of that rule."""
+    from ftis import grid
+    from ftis.gpus import lease
+
+    return lease(grid.resources(arguments.tier, rule).gpus if arguments.tier else 0)
 
 
 def _use_threads(count: int) -> None:
@@ -373,7 +385,10 @@ def _warm_start(arguments: argparse.Namespace) -> None:
             bar.update(step - bar.n)
             bar.set_postfix_str(f"loss {loss:.3f}")
 
-        tiny.warm_start(settings, arguments.seed, arguments.tokenizer, arguments.data, arguments.out, show)
+        with _gpus(arguments, "warm_start"):
+            tiny.warm_start(
+                settings, arguments.seed, arguments.tokenizer, arguments.data, arguments.out, show
+            )
 
 
 if __name__ == "__main__":

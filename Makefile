@@ -1,17 +1,21 @@
 # make smoke: the whole paper on tiny models, in minutes.  make test: the tests.  Both set up .venv if they must.
-# make test-vllm: the sampler that uses vLLM, in an environment of its own.
+# make check-all: the tests that take long.  make test-vllm: the sampler that uses vLLM, in an environment of its own.
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON := $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: smoke test test-vllm lint format schemas clean
+.PHONY: smoke test check-all test-vllm lint format schemas clean
 
 smoke: $(VENV)/.installed
 	$(BIN)/snakemake --profile workflow/profiles/local --config tier=smoke
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest
+
+# What takes too long for every change: with Debian's slurm-wlm and munge, as root, the whole smoke tier on a Slurm.
+check-all: $(VENV)/.installed
+	$(BIN)/python -m pytest -m long
 
 # vLLM pins packages of its own, so it has an environment of its own.
 test-vllm: .venv-vllm/.installed

@@ -9,6 +9,10 @@ min_version("9.19")
 include: "workflow/rules/common.smk"
 
 
+onstart:
+    ask_slurm()
+
+
 rule all:
     default_target: True
     input:

@@ -8,7 +8,7 @@ from snakemake.exceptions import WorkflowError
 
 sys.path.insert(0, workflow.basedir)
 
-from ftis import grid
+from ftis import grid, slurm
 from ftis.config import recipe_hash
 from ftis.errors import UserError
 
@@ -56,6 +56,16 @@ os.environ.update(
 def need(rule, what):
     """Threads or a resource of a rule's job, as its tier says."""
     return _plainly(lambda wildcards: getattr(grid.resources(wildcards.tier, rule), what))
+
+
+@_plainly
+def ask_slurm():
+    """Before the first job: would Slurm take each kind of job that is to run? Otherwise they'd fail one by one."""
+    if workflow.executor_plugin.name == "slurm":
+        jobs = [job for job in workflow.dag.needrun_jobs() if not job.is_local]
+        slurm.require_accepted(
+            {slurm.sbatch_options(job.resources, job.threads): job.rule.name for job in jobs}
+        )
 
 
 # --- Targets --------------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -98,6 +100,10 @@ def parser() -> argparse.ArgumentParser:
         option("--tier", help="with --run: take the settings from the grid"),
         option("--run", metavar="NAME", help="e.g. size_base-ftis-g50-vertical-s42 or alone-base_small-s42"),
         option("--out", type=Path, metavar="DIR", help="run folder (default: results/TIER/runs/NAME)"),
+        option("--transport", choices=("local", "processes"), help="all nodes in one process, or a process for each (default: as the settings say)"),
+        option("--node", metavar="K", help="run only node K, from 0, beside one such process for each other node; auto: $SLURM_PROCID or $RANK"),
+        option("--host", metavar="ADDRESS", help="with --node: where the others reach this process (default: this machine's name)"),
+        option("--launched", nargs=2, type=int, help=argparse.SUPPRESS),
     )  # fmt: skip
     command("settings", _settings, "list every setting of a run with its type, default and meaning")
     command(
@@ -205,12 +211,42 @@ def _train(arguments: argparse.Namespace) -> None:
     else:
         config = _grid_run(arguments)
         out = arguments.out or Path("results", arguments.tier, "runs", arguments.run)
-    from ftis.train import train
+    if arguments.transport:
+        config = replace(config, transport=arguments.transport)
+    if arguments.node is not None:
+        from ftis.node import train_alone, train_launched
+
+        node = _node(arguments.node, len(config.nodes))
+        if arguments.launched:
+            train_launched(config, out, node, *arguments.launched)
+        else:
+            train_alone(config, out, node, arguments.host or socket.gethostname())
+        return
+    if config.transport == "processes" and len(config.nodes) > 1:
+        from ftis.launch import launch as train
+    else:
+        from ftis.train import train
 
     # The grid's runs are jobs of the workflow. One may find its run in the hands of a process that nobody waits for
     # any more, left by a killed Snakemake or on a lost node: it lets that finish, and trains what is left to train.
     with _gpus(arguments, "train"):
         train(config, out, wait=arguments.config is None)
+
+
+def _node(given: str, nodes: int) -> int:
+    """The node that this process is, from --node; `auto` asks srun or torchrun."""
+    if given.isdecimal():
+        return int(given)
+    if given != "auto":
+        raise UserError(f"--node: must be a whole number from 0 or 'auto', given {given!r}")
+    for rank, size in (("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"), ("RANK", "WORLD_SIZE")):
+        if rank in os.environ and size in os.environ:
+            if int(os.environ[size]) != nodes:
+                raise UserError(
+                    f"--node: the run has {nodes} nodes and ${size} is {os.environ[size]}; start a task a node"
+                )
+            return int(os.environ[rank])
+    raise UserError("--node: 'auto' needs $SLURM_PROCID (srun) or $RANK (torchrun); give the node's number")
 
 
 def _settings(_arguments: argparse.Namespace) -> None:

@@ -121,6 +121,8 @@ class Node:
     gradient_checkpointing: bool = False
     """Keep only the layers' inputs and compute the rest again in backward; prompts are then read for each
     completion instead of once a group."""
+    micro_batch_tokens: int | None = Field(default=None, ge=1)
+    """None: that of `optim`; a node on a smaller device takes a smaller one."""
 
 
 @settings
@@ -225,7 +227,13 @@ class RunConfig:
     checkpoint_every: int = Field(default=10, ge=1)
     """Iterations between resumable states."""
     threads: int | None = Field(default=None, ge=1)
-    """torch CPU threads; None: torch's default."""
+    """torch CPU threads of a process; None: torch's default."""
+    transport: Literal["local", "processes"] = "local"
+    """local: all nodes in one process; processes: a process for each node, which exchange over TCP. The result
+    is the same, unless a node is lost: then the others finish without it."""
+    deadline: float = Field(default=1800.0, gt=0)
+    """Seconds that a node waits for another's samples, when transport is processes, before it goes on without
+    it for good. A node whose process ends is noticed at once."""
 
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
@@ -270,7 +278,10 @@ class RunConfig:
 RUN_CONFIG = TypeAdapter(RunConfig)
 
 # Fields that change where, how fast or under what name a run happens, but not its result.
-_NOT_RECIPE = {"run": {"name", "threads", "checkpoint_every"}, "node": {"label", "device"}}
+_NOT_RECIPE = {
+    "run": {"name", "threads", "checkpoint_every", "transport", "deadline"},
+    "node": {"label", "device", "micro_batch_tokens"},
+}
 
 
 def parse(adapter: TypeAdapter, data: Any, where: str) -> Any:

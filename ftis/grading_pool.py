@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ftis.errors import UserError
+from ftis.orphans import die_with
 
 MEMORY_BYTES = 2 * 2**30  # of address space of one worker
 START_S = 120.0  # to import sympy, on a loaded machine
@@ -48,7 +49,7 @@ class Outcome:
 def serve(parent: int) -> None:
     """Answer one JSON line `[gold, answer]` by one `[same, reason]`, until stdin ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends us
-    _die_with(parent)
+    die_with(parent)
     with contextlib.suppress(ImportError, ValueError, OSError):  # no such limit on some systems
         import resource
 
@@ -68,17 +69,6 @@ def serve(parent: int) -> None:
         except Exception as problem:  # noqa: BLE001 - any parser error is reported, counted and survived
             reply = (None, f"error: {type(problem).__name__}")
         print(json.dumps(reply), file=out, flush=True)
-
-
-def _die_with(parent: int) -> None:
-    """Linux: SIGKILL for this process when the thread that started it ends (PR_SET_PDEATHSIG, prctl(2))."""
-    if sys.platform == "linux":
-        import ctypes
-
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 # --- in the parent --------------------------------------------------------------------------------

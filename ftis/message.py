@@ -64,15 +64,15 @@ def pack(
     prompt: list[int], sample: list[int], tokens: list[np.ndarray], logprobs: list[np.ndarray],
     reward: list[float], finished: list[bool],
 ) -> Rollouts:  # fmt: skip
-    """Pack lists of one entry a completion."""
+    """Pack lists of one entry a completion; they may be empty."""
     return Rollouts(
         np.array(prompt, np.int32),
         np.array(sample, np.int32),
         np.array([len(t) for t in tokens], np.int32),
         np.array(reward, np.float32),
         np.array(finished, bool),
-        np.concatenate(tokens).astype(np.int32),
-        np.concatenate(logprobs).astype(np.float32),
+        np.concatenate([np.empty(0, np.int32), *tokens]).astype(np.int32),
+        np.concatenate([np.empty(0, np.float32), *logprobs]).astype(np.float32),
     )
 
 

@@ -331,7 +331,10 @@ def _add_lora(lm: nn.Module, lora: Lora, seed: int, revision: str | None) -> nn.
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return get_peft_model(lm, config, revision=revision)
+        model = get_peft_model(lm, config, revision=revision)
+    # A set, whose order differs from process to process: the same adapter must be saved as the same files.
+    config.target_modules = sorted(config.target_modules)
+    return model
 
 
 @torch.no_grad()

@@ -12,7 +12,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -21,25 +22,37 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ftis.errors import UserError
+from ftis.membership import Lost
 from ftis.provenance import sha256, write_atomic, write_json
 
 KEPT = 2
 
 
-@contextlib.contextmanager
-def run_lock(folder: Path, wait: bool = False) -> Iterator[None]:
-    """Hold the run's folder: a second trainer of the same run is told who has it, or with `wait` waits for its end.
+@dataclass(frozen=True)
+class Checkpoint:
+    """A sound checkpoint: its folder, the iteration after which it was made, and who was lost by then."""
 
-    The kernel frees the lock when its holder dies, however it dies.
+    path: Path
+    step: int
+    lost: Lost
+
+
+@contextlib.contextmanager
+def run_lock(folder: Path, wait: bool = False, shared: bool = False) -> Iterator[int]:
+    """Hold a folder of a run's state: a second trainer of the same run is told who has it, or with `wait` waits for
+    its end. Yields the lock's descriptor.
+
+    The kernel frees the lock when its holder dies, however it dies, and all to whom it handed the descriptor.
+    `shared`: with others who hold it shared, against those who want it alone.
     """
-    with _lock_file(folder, wait) as handle:
+    with _lock_file(folder, wait, fcntl.LOCK_SH if shared else fcntl.LOCK_EX) as handle:
         handle.truncate(0)
         handle.write(f"pid {os.getpid()} on {os.uname().nodename}")
         handle.flush()
-        yield
+        yield handle.fileno()
 
 
-def _lock_file(folder: Path, wait: bool) -> TextIO:
+def _lock_file(folder: Path, wait: bool, kind: int) -> TextIO:
     """The lock's file, open and locked."""
     while True:
         try:
@@ -48,7 +61,7 @@ def _lock_file(folder: Path, wait: bool) -> TextIO:
         except OSError as error:
             raise UserError(f"{folder}: can't be written ({error.strerror}); choose another --out") from None
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             handle.seek(0)
             holder = f"{folder.parent}: another process trains this run ({handle.read().strip()})"
@@ -56,7 +69,7 @@ def _lock_file(folder: Path, wait: bool) -> TextIO:
                 handle.close()
                 raise UserError(f"{holder}; wait for it or stop it") from None
             print(f"{holder}; waiting for its end", file=sys.stderr, flush=True)
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            fcntl.flock(handle, kind)
         # A run that fails at once removes its folder, and the lock with it: this one would keep nobody out.
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(handle.fileno()), os.stat(folder / "lock")):
@@ -91,21 +104,24 @@ def truncate_metrics(path: Path, last_step: int) -> None:
 
 
 def save_checkpoint(
-    folder: Path, step: int, recipe: str, tensors: list[dict[str, Tensor]], mail: dict[str, bytes]
-) -> None:
+    folder: Path, step: int, recipe: str, tensors: Mapping[int, dict[str, Tensor]], mail: dict[str, bytes],
+    lost: Lost,
+) -> None:  # fmt: skip
     """Write step-NNNNNN: one safetensors file a node, and the messages that wait to be used."""
     final = folder / f"step-{step:06d}"
     partial = folder / f".{final.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    for k, node in enumerate(tensors):
+    for k, node in tensors.items():
         save_file(
             {name: t.detach().contiguous() for name, t in node.items()}, partial / f"node{k}.safetensors"
         )
     for name, data in mail.items():
         (partial / name).write_bytes(data)
     files = {p.name: sha256(p) for p in sorted(partial.iterdir())}
-    write_json(partial / "checkpoint.json", {"step": step, "recipe": recipe, "files": files})
+    write_json(
+        partial / "checkpoint.json", {"step": step, "recipe": recipe, "lost": dict(lost), "files": files}
+    )
     for file in [*partial.iterdir(), partial]:
         descriptor = os.open(file, os.O_RDONLY)
         os.fsync(descriptor)
@@ -116,15 +132,23 @@ def save_checkpoint(
         shutil.rmtree(old)
 
 
+def refuse_other_transport(folder: Path, recipe: str, transport: str) -> None:
+    """Raise UserError where this run's state was left by the other transport, which can't be gone on from."""
+    others = [*folder.glob("node*")] if transport == "local" else [folder]
+    if any(next(sound_checkpoints(other, recipe), None) for other in others):
+        other = "processes" if transport == "local" else "local"
+        raise UserError(
+            f"transport: this run was begun with {other!r}; go on with that, or remove {folder} to start over"
+        )
+
+
 def checkpoints(folder: Path) -> list[Path]:
     """Checkpoints, newest first."""
     return sorted(folder.glob("step-*"), reverse=True)
 
 
-def load_checkpoint(
-    folder: Path, recipe: str
-) -> tuple[int, list[dict[str, Tensor]], dict[str, bytes]] | None:
-    """The newest sound checkpoint of this recipe: (step, tensors of each node, mail), or None.
+def sound_checkpoints(folder: Path, recipe: str) -> Iterator[Checkpoint]:
+    """The checkpoints of this recipe that can be used, newest first.
 
     A damaged one is passed over with a warning; one of another recipe is ignored.
     """
@@ -136,13 +160,17 @@ def load_checkpoint(
             for name, digest in facts["files"].items():
                 if sha256(path / name) != digest:
                     raise ValueError(f"{name} has changed")
+            lost = {int(node): int(step) for node, step in facts.get("lost", {}).items()}
         except (OSError, ValueError, KeyError) as error:
             print(f"warning: checkpoint {path} is damaged ({error}); trying the one before", file=sys.stderr)
             continue
-        nodes = sorted(n for n in facts["files"] if n.endswith(".safetensors"))
-        mail = {n: (path / n).read_bytes() for n in facts["files"] if n.startswith("mail-")}
-        return facts["step"], [load_file(path / n) for n in sorted(nodes, key=_number)], mail
-    return None
+        yield Checkpoint(path, facts["step"], lost)
+
+
+def load_checkpoint(checkpoint: Checkpoint) -> tuple[dict[int, dict[str, Tensor]], dict[str, bytes]]:
+    """A checkpoint's tensors by node, and its mail."""
+    tensors = {_number(f.stem): load_file(f) for f in checkpoint.path.glob("node*.safetensors")}
+    return tensors, {f.name: f.read_bytes() for f in checkpoint.path.glob("mail-*")}
 
 
 def _number(name: str) -> int:

@@ -14,7 +14,7 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from ftis.data import Problem, iteration_problems, load_problems
 from ftis.errors import UserError
 from ftis.evaluate import complete, completion_text, summary
 from ftis.inbox import Expected, receive
-from ftis.message import Message, MessageError, Rollouts, encode, pack
+from ftis.message import Message, MessageError, Rollouts, encode, most_bytes, pack
 from ftis.methods import METHODS
 from ftis.metrics import Samples, update_metrics
 from ftis.objective import Objective, group_advantages, grpo_loss
@@ -47,22 +47,19 @@ ROLLOUT, VALIDATION, MINI_BATCH, ADAPTER = range(4)
 
 
 def train(config: RunConfig, out: Path, wait: bool = False) -> None:
-    """Run `config` in the folder `out`, going on from its newest checkpoint if there is one.
+    """Run `config` in the folder `out`, all nodes in this process, going on from its newest checkpoint if there
+    is one. (`ftis.launch` runs a process for each node; the result is the same.)
 
     Another process that trains it is an error, or with `wait` is waited for.
     Writes config.yaml at the start, and at the end node{k}/, metrics.jsonl and, last of all, final.json.
     """
     recipe = recipe_hash(config)
     fresh = not out.exists()
-    with state.run_lock(out / "state", wait):
-        final = out / "final.json"
-        if final.exists():
-            if _recorded_recipe(out) == recipe:
-                print(f"{out}: this run is finished; nothing to do", file=sys.stderr)
-                return
-            raise UserError(
-                f"{out}: holds a finished run with other settings; remove it or choose another --out"
-            )
+    folder = out / "state"
+    with state.run_lock(folder, wait):
+        if is_finished(out, recipe):
+            return
+        state.refuse_other_transport(folder, recipe, "local")
         if config.threads:
             torch.set_num_threads(config.threads)
         try:
@@ -71,80 +68,118 @@ def train(config: RunConfig, out: Path, wait: bool = False) -> None:
             if fresh:  # nothing was trained: leave nothing behind
                 shutil.rmtree(out)
             raise
-        write_atomic(out / "config.yaml", yaml.safe_dump(to_dict(config), sort_keys=False))
-        metrics = out / "state" / "metrics.jsonl"
-        first = swarm.restore(out / "state")
-        if first is None:
-            for path in state.checkpoints(out / "state"):  # of other settings, or damaged
-                shutil.rmtree(path)
-            state.truncate_metrics(metrics, -1)
-            state.append_metrics(metrics, {"step": 0, "seconds": 0.0, "nodes": swarm.validate(0)})
-            first = 0
-        else:
-            print(f"{out}: going on after iteration {first}", file=sys.stderr)
-            state.truncate_metrics(metrics, first)
-        steps = range(first + 1, config.iterations + 1)
+        write_config(config, out)
+        first = swarm.begin(folder, next(state.sound_checkpoints(folder, recipe), None))
         # disable=None: a bar on a terminal, silence in a log.
-        with tqdm(steps, config.name, config.iterations, initial=first, disable=None) as bar:
-            for step in bar:
-                line = swarm.iteration(step)
-                state.append_metrics(metrics, line)
-                if step % config.checkpoint_every == 0 and step < config.iterations:
-                    swarm.checkpoint(out / "state", step)
+        with tqdm(desc=config.name, total=config.iterations, initial=first, disable=None) as bar:
+            for line in swarm.iterations(folder, first):
                 bar.set_postfix_str(
                     ", ".join(f"{n['label']}: reward {n['reward']:.2f}" for n in line["nodes"])
                 )
-        _finish(swarm, out, recipe, metrics)
+                bar.update()
+        publish(config, out, swarm.save(out), (folder / "metrics.jsonl").read_text(), {})
 
 
-def _recorded_recipe(out: Path) -> str | None:
+def is_finished(out: Path, recipe: str) -> bool:
+    """Whether the folder holds this run, finished. Raises UserError where it holds another."""
+    if not (out / "final.json").exists():
+        return False
     try:
-        return recipe_hash(load_run(out / "config.yaml"))
+        recorded = recipe_hash(load_run(out / "config.yaml"))
     except UserError:
-        return None
+        recorded = None
+    if recorded != recipe:
+        raise UserError(f"{out}: holds a finished run with other settings; remove it or choose another --out")
+    print(f"{out}: this run is finished; nothing to do", file=sys.stderr)
+    return True
 
 
-def _finish(swarm: Swarm, out: Path, recipe: str, metrics: Path) -> None:
-    """Publish the run. final.json comes last, so that it stands for everything that it lists."""
-    config, nodes = swarm.config, []
-    for node in swarm.nodes:
-        folder = out / f"node{node.index}"
-        shutil.rmtree(folder, ignore_errors=True)
-        node.policy.save(folder)
-        settings = config.nodes[node.index]
-        nodes.append({
-            "node": node.index, "name": settings.name, "label": settings.label or settings.name,
-            "path": folder.name, "sha256": sha256(folder),
-        })  # fmt: skip
-    write_atomic(out / "metrics.jsonl", metrics.read_text())
+def write_config(config: RunConfig, out: Path) -> None:
+    """The run's settings, as `load_run` reads them."""
+    write_atomic(out / "config.yaml", yaml.safe_dump(to_dict(config), sort_keys=False))
+
+
+def publish(
+    config: RunConfig, out: Path, nodes: list[dict[str, Any]], metrics: str, lost: Mapping[int, int]
+) -> None:
+    """Publish the run of saved `nodes`. final.json comes last, so that it stands for everything that it lists."""
+    write_atomic(out / "metrics.jsonl", metrics)
     write_json(out / "final.json", {
-        "run": config.name, "recipe": recipe, "seed": config.seed, "method": config.method,
+        "run": config.name, "recipe": recipe_hash(config), "seed": config.seed, "method": config.method,
         "iterations": config.iterations, "nodes": nodes,
+        "lost": [
+            {"node": k, "name": config.nodes[k].name, "label": config.nodes[k].label or config.nodes[k].name,
+             "iteration": iteration}
+            for k, iteration in sorted(lost.items())
+        ],
         "files": {"metrics.jsonl": sha256(out / "metrics.jsonl")},
         "provenance": provenance(),
-        "seconds": round(sum(json.loads(line)["seconds"] for line in metrics.read_text().splitlines()), 1),
+        "seconds": round(sum(json.loads(line)["seconds"] for line in metrics.splitlines()), 1),
     })  # fmt: skip
     # Adam's moments are twice the model: a finished run doesn't need them.
-    for path in state.checkpoints(out / "state"):
-        shutil.rmtree(path)
+    for folder in (out / "state", *(out / "state").glob("node*")):
+        for path in state.checkpoints(folder):
+            shutil.rmtree(path)
 
 
 class Swarm:
-    """The nodes that live in this process, and the transport to all nodes."""
+    """The nodes that live in this process, all unless `members` says which, and the transport to all nodes."""
 
-    def __init__(self, config: RunConfig, recipe: str, transport: Transport | None = None):
+    def __init__(self, config: RunConfig, recipe: str, members: Iterable[int] | None = None):
         self.config, self.recipe = config, recipe
-        self.transport = transport or LocalTransport()
+        self.transport: Transport = LocalTransport()
         self.problems = load_problems(config.train)
         self.validation = load_problems(config.validation.data) if config.validation.data else []
         self.nodes = [
-            Participant(k, config, load_node(n, _adapter_seed(config, k), k))
-            for k, n in enumerate(config.nodes)
+            Participant(k, config, load_node(config.nodes[k], _adapter_seed(config, k), k))
+            for k in (range(len(config.nodes)) if members is None else members)
         ]
         _check_same_tokenizer(self.nodes)
         stop = frozenset().union(*(n.policy.stop_ids for n in self.nodes))
+        self.stop_at(stop)
+
+    def stop_at(self, ids: frozenset[int]) -> None:
+        """All nodes of a run end a completion at the same tokens: those that any of them ends at."""
         for node in self.nodes:
-            node.policy.stop_ids = stop
+            node.policy.stop_ids = ids
+
+    def begin(self, folder: Path, checkpoint: state.Checkpoint | None) -> int:
+        """Take up a checkpoint, or start; the number of iterations that are done. `folder` holds the checkpoints
+        and the metrics: what is newer than the checkpoint, or of other settings, is removed."""
+        metrics = folder / "metrics.jsonl"
+        for path in state.checkpoints(folder):
+            if checkpoint is None or path.name > checkpoint.path.name:
+                shutil.rmtree(path)
+        if checkpoint is None:
+            state.truncate_metrics(metrics, -1)
+            state.append_metrics(metrics, {"step": 0, "seconds": 0.0, "nodes": self.validate(0)})
+            return 0
+        print(f"{folder.parent}: going on after iteration {checkpoint.step}", file=sys.stderr)
+        self.restore(checkpoint)
+        state.truncate_metrics(metrics, checkpoint.step)
+        return checkpoint.step
+
+    def iterations(self, folder: Path, first: int) -> Iterator[dict[str, Any]]:
+        """The iterations after the `first`, each kept in `folder`; yields their lines of metrics."""
+        for step in range(first + 1, self.config.iterations + 1):
+            line = self.iteration(step)
+            state.append_metrics(folder / "metrics.jsonl", line)
+            if step % self.config.checkpoint_every == 0 and step < self.config.iterations:
+                self.checkpoint(folder, step)
+            yield line
+
+    def save(self, out: Path) -> list[dict[str, Any]]:
+        """Write the nodes' models; what final.json says of each."""
+        saved = []
+        for node in self.nodes:
+            folder = out / f"node{node.index}"
+            shutil.rmtree(folder, ignore_errors=True)
+            node.policy.save(folder)
+            saved.append({
+                "node": node.index, "name": node.settings.name, "label": node.settings.label or node.settings.name,
+                "path": folder.name, "sha256": sha256(folder),
+            })  # fmt: skip
+        return saved
 
     def iteration(self, step: int) -> dict[str, Any]:
         """One iteration of every node; returns its line of metrics."""
@@ -154,12 +189,13 @@ class Swarm:
             node.seconds, node.refused = {}, Counter()
             node.fresh = node.sample(step, *self._prompts(step))
             if not alone:
-                message = Message(self._run_id, step, node.index, node.fresh)
+                message = Message(self.run_id, step, node.index, node.fresh)
                 with node.phase("exchange"):
                     self.transport.post(step, node.index, encode(message, node.policy.vocab_size))
         lines = []
         for node in self.nodes:
-            received = [] if alone else self.transport.collect(step, node.index, None)
+            with node.phase("wait"):
+                received = [] if alone else self.transport.collect(step, node.index, self.config.deadline)
             node.mail += [(step, sender, data) for sender, data in received]
             batch = [(step, node.index, node.fresh), *self._accept(node, step)]
             line = node.learn(step, batch, {s: self._prompts(s)[1] for s, _, _ in batch})
@@ -175,7 +211,7 @@ class Swarm:
         return {"step": step, "seconds": round(time.perf_counter() - began, 4), "nodes": lines}
 
     @property
-    def _run_id(self) -> bytes:
+    def run_id(self) -> bytes:
         return bytes.fromhex(self.recipe[:12]).ljust(8, b"\0")
 
     def _prompts(self, step: int) -> tuple[list[Problem], list[list[int]]]:
@@ -213,7 +249,7 @@ class Swarm:
         params = sampling_params(config)
         budgets = {(p, s): params.budget(len(prompts[p])) for p, samples in share for s in samples}
         return Expected(
-            self._run_id, step, sender, budgets, policy.vocab_size, policy.stop_ids, frozenset({0.0, 1.0})
+            self.run_id, step, sender, budgets, policy.vocab_size, policy.stop_ids, frozenset({0.0, 1.0})
         )
 
     def validate(self, step: int) -> list[dict[str, Any]]:
@@ -225,22 +261,28 @@ class Swarm:
         ]  # fmt: skip
 
     def checkpoint(self, folder: Path, step: int) -> None:
-        tensors = [state.pack_node(n.params, n.optimizer) for n in self.nodes]
+        tensors = {n.index: state.pack_node(n.params, n.optimizer) for n in self.nodes}
         mail = {f"mail-{n.index}-{s}-{k}": data for n in self.nodes for s, k, data in n.mail}
-        state.save_checkpoint(folder, step, self.recipe, tensors, mail)
+        state.save_checkpoint(folder, step, self.recipe, tensors, mail, self.transport.lost)
 
-    def restore(self, folder: Path) -> int | None:
-        """Take up the newest checkpoint; the iteration after which it was made, or None."""
-        found = state.load_checkpoint(folder, self.recipe)
-        if found is None:
-            return None
-        step, tensors, mail = found
-        for node, saved in zip(self.nodes, tensors):
-            state.unpack_node(saved, node.params, node.optimizer)
-        for name, data in sorted(mail.items()):
-            k, sent, sender = map(int, name.split("-")[1:])
-            self.nodes[k].mail.append((sent, sender, data))
-        return step
+    def restore(self, checkpoint: state.Checkpoint) -> None:
+        tensors, mail = state.load_checkpoint(checkpoint)
+        for node in self.nodes:
+            state.unpack_node(tensors[node.index], node.params, node.optimizer)
+            for name, data in sorted(mail.items()):
+                k, sent, sender = map(int, name.split("-")[1:])
+                if k == node.index:
+                    node.mail.append((sent, sender, data))
+
+
+def largest_message(config: RunConfig, vocab_size: int) -> int:
+    """Bytes of the largest message that any node of the run may send."""
+    shares = [
+        assignment(config.split, config.prompts, config.group_size, len(config.nodes), k)
+        for k in range(len(config.nodes))
+    ]
+    completions = max(sum(len(samples) for _, samples in share) for share in shares)
+    return most_bytes(vocab_size, completions, completions * config.rollout.max_new_tokens)
 
 
 def sampling_params(config: RunConfig) -> SamplingParams:
@@ -395,6 +437,7 @@ class Participant:
     def _micro_batches(self, samples: Samples, index: np.ndarray) -> list[np.ndarray]:
         """Completions of a group together, since they share their prompt's pass, and groups of like length
         together; each batch within the budget of padded tokens, prompts counted once."""
+        budget = self.settings.micro_batch_tokens or self.config.optim.micro_batch_tokens
         prompt_length = np.array([len(p) for p in samples.prompts])
         ordered = index[np.lexsort((samples.length[index], samples.group[index], samples.group_width[index]))]
         batches, first = [], 0
@@ -406,7 +449,7 @@ class Participant:
             rows = i + 1 - first
             read = len(groups) if self.policy.shares_prompts else rows
             tokens = read * longest_prompt + rows * longest
-            if i > first and tokens > self.config.optim.micro_batch_tokens:
+            if i > first and tokens > budget:
                 batches.append(ordered[first:i])
                 first, groups = i, {samples.group[row]}
                 longest, longest_prompt = samples.length[row], prompt_length[row]

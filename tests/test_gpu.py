@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from ftis import state
 from ftis.train import Swarm
 
 pytestmark = [
@@ -25,7 +26,7 @@ def test_a_pair_trains_and_resumes_on_a_gpu(make_config, tiny, tmp_path, dtype):
     assert all(n["mismatch"]["max"] < (1e-2 if dtype == "float32" else 1.0) for n in line["nodes"])
     swarm.checkpoint(tmp_path, 1)
     resumed = Swarm(make_config(nodes=nodes), "0" * 12)
-    assert resumed.restore(tmp_path) == 1
+    resumed.restore(next(state.sound_checkpoints(tmp_path, "0" * 12)))
     for one, other in zip(swarm.nodes, resumed.nodes):
         assert all(torch.equal(one.params[k], other.params[k]) for k in one.params)
     assert resumed.iteration(2)["nodes"][0]["grad_norm"] > 0

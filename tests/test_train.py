@@ -170,7 +170,7 @@ def test_a_killed_run_ends_like_an_uninterrupted_one(finished, tmp_path, monkeyp
 def test_a_damaged_checkpoint_is_passed_over(finished, tmp_path, monkeypatch, capsys):
     config, out = finished
     with monkeypatch.context() as patch:
-        patch.setattr(train_module, "_finish", lambda *_: (_ for _ in ()).throw(Killed))
+        patch.setattr(train_module, "publish", lambda *_: (_ for _ in ()).throw(Killed))
         with pytest.raises(Killed):
             train(config, tmp_path / "run")
     saved = state.checkpoints(tmp_path / "run/state")

@@ -214,9 +214,9 @@ def _train(arguments: argparse.Namespace) -> None:
     if arguments.transport:
         config = replace(config, transport=arguments.transport)
     if arguments.node is not None:
+        node = _node(arguments.node, len(config.nodes))
         from ftis.node import train_alone, train_launched
 
-        node = _node(arguments.node, len(config.nodes))
         if arguments.launched:
             train_launched(config, out, node, *arguments.launched)
         else:
@@ -235,10 +235,10 @@ def _train(arguments: argparse.Namespace) -> None:
 
 def _node(given: str, nodes: int) -> int:
     """The node that this process is, from --node; `auto` asks srun or torchrun."""
-    if given.isdecimal():
+    if given.isdecimal() and int(given) < nodes:
         return int(given)
     if given != "auto":
-        raise UserError(f"--node: must be a whole number from 0 or 'auto', given {given!r}")
+        raise UserError(f"--node: must be a node's number, 0 to {nodes - 1}, or 'auto', given {given!r}")
     for rank, size in (("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"), ("RANK", "WORLD_SIZE")):
         if rank in os.environ and size in os.environ:
             if int(os.environ[size]) != nodes:

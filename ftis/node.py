@@ -45,8 +45,6 @@ def train_launched(config: RunConfig, out: Path, node: int, launcher: int, repor
 
 def train_alone(config: RunConfig, out: Path, node: int, host: str) -> None:
     """`train_node` in a process that was started singly, by hand, srun or torchrun."""
-    if not 0 <= node < len(config.nodes):
-        raise UserError(f"--node: {node} is none of the run's {len(config.nodes)} nodes, which count from 0")
     with state.run_lock(out / "state", shared=True):
         train_node(config, out, node, host)
 
@@ -96,7 +94,8 @@ def train_node(
                 roll,
                 largest_message(config, policy.vocab_size),
             )
-            write_config(config, out)
+            if node == min(everyone.keys() - before.keys()):
+                write_config(config, out)
             report(first=done)
             swarm.begin(folder, checkpoints.get(done))
             for line in swarm.iterations(folder, done):

@@ -146,6 +146,7 @@ def _call(
                 return connection, theirs
             except _Refused as error:
                 print(f"node {peer} at {address['host']} is refused: {error}", file=sys.stderr)
+                time.sleep(1.0)
         time.sleep(0.1)
     raise _absent(peer, end - began)
 

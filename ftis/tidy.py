@@ -96,6 +96,7 @@ def _add_training(folder: Path, rows: dict[str, list[dict]]) -> None:
                     "seconds": round(sum(node["seconds"].get(phase, 0.0) for phase in PHASES), 3),
                 })  # fmt: skip
                 total = totals.setdefault(node["node"], {"role": node["name"], "label": node["label"]})
+                total["iterations"] = total.get("iterations", 0) + 1  # fewer for a node that was lost
                 for key in COUNTS:
                     total[key] = total.get(key, 0) + node[key]
                 for phase in PHASES:
@@ -111,7 +112,6 @@ def _add_training(folder: Path, rows: dict[str, list[dict]]) -> None:
             **run_columns(folder.name),
             "node": node,
             **{key: round(value, 3) if isinstance(value, float) else value for key, value in total.items()},
-            "iterations": final["iterations"],
             "commit": (git.get("commit") or "")[:12] + ("+" if git.get("dirty") else ""),
             "recipe": final["recipe"],
         })  # fmt: skip
@@ -230,7 +230,12 @@ def sources(tier: str, run_dirs: Sequence[Path]) -> dict[str, Any]:
         if Run.from_slug(folder.name).method == "start":
             continue
         path = folder / "final.json"
-        made = parse_json(read_text(path), str(path), path)["provenance"]
+        final = parse_json(read_text(path), str(path), path)
+        made = final["provenance"]
+        for node in final.get("lost", ()):
+            found.setdefault("lost_nodes", set()).add(
+                f"{folder.name}: {node['name']} from iteration {node['iteration']}"
+            )
         git = made["git"] or {}
         found.setdefault("commit", set()).add(
             (git.get("commit") or "none") + (" with changes" if git.get("dirty") else "")

@@ -1,7 +1,9 @@
 """A node a process: the same run as in one process, nodes that are lost, and processes that must not be left over."""
 
+import fcntl
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ftis.cli import main
 from ftis.config import RUN_CONFIG, parse, recipe_hash, to_dict
 from ftis.errors import UserError
 from ftis.evaluate import run_subjects
@@ -192,6 +195,86 @@ def test_a_killed_launcher_leaves_no_process_and_the_run_goes_on(pair, tmp_path)
         train(config, out)
     launch(config, out)
     assert_same_run(whole, out)
+
+
+@pytest.mark.long
+def test_a_run_that_is_killed_again_and_again_ends_the_same(pair, tmp_path):
+    """At ten moments drawn from a seed; a run that gets through is compared and begun anew."""
+    config, whole = pair
+    seed = int.from_bytes(os.urandom(4), "little")
+    print(f"seed of the moments: {seed}")
+    draws, kills, out = random.Random(seed), 0, tmp_path / "run0"
+    while kills < 10:
+        if _killed(config, out, draws.randint(0, 4), draws.uniform(0, 0.5)):
+            kills += 1
+        else:
+            assert_same_run(whole, out)
+            out = tmp_path / f"run{kills}"
+    launch(config, out)
+    assert_same_run(whole, out)
+
+
+def _killed(config, out: Path, iterations: int, seconds: float) -> bool:
+    """Start a run and kill it so long after so many iterations; False if it was finished by then."""
+    launcher = subprocess.Popen(command(config, out), cwd=ROOT, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: iterations_done(out, 0) >= iterations or launcher.poll() is not None)
+        time.sleep(seconds)
+    finally:
+        launcher.kill()
+    finished = launcher.wait() == 0
+    wait_for(lambda: _unlocked(out / "state/lock"), 30.0)
+    return not finished
+
+
+def _unlocked(lock: Path) -> bool:
+    """Whether nobody holds a run any more: its nodes keep the launcher's lock."""
+    with open(lock) as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+@pytest.mark.long
+def test_a_lost_node_stays_out_when_its_run_is_started_again(tiny, tmp_path, capsys):
+    out, config = tmp_path / "run", three(tiny, iterations=12)
+    launcher = subprocess.Popen(command(config, out), cwd=ROOT, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: iterations_done(out, 2) >= 2)
+        os.kill(holder(out / "state/node2/lock"), signal.SIGKILL)
+        # Two checkpoints without it: none of the others goes back to when it was there.
+        wait_for(lambda: iterations_done(out, 0) >= 7 and iterations_done(out, 1) >= 7)
+    finally:
+        launcher.kill()
+        launcher.wait()
+    wait_for(lambda: _unlocked(out / "state/lock"), 30.0)
+    assert not (out / "final.json").exists()
+    launch(config, out)
+    said = capsys.readouterr().err
+    final = json.loads((out / "final.json").read_text())
+    first = final["lost"][0]["iteration"]
+    assert [node["name"] for node in final["nodes"]] == ["base", "base_lora"] and 2 < first < 7
+    assert f"node 2: node 2 was lost at iteration {first} and stays out" in said
+    assert [line["step"] for line in metrics(out)] == list(range(13))
+    assert [line.get("lost", []) for line in metrics(out)] == [[]] * first + [[2]] * (13 - first)
+
+
+def test_a_node_must_be_one_of_the_run(tiny, tmp_path, monkeypatch, capsys):
+    config = command(build(tiny), tmp_path / "run")[3:]
+    for given, environment, said in (
+        ("2", {}, "must be a node's number, 0 to 1, or 'auto', given '2'"),
+        ("-1", {}, "must be a node's number"),
+        ("auto", {}, "'auto' needs $SLURM_PROCID (srun) or $RANK (torchrun)"),
+        ("auto", {"RANK": "0", "WORLD_SIZE": "3"}, "the run has 2 nodes and $WORLD_SIZE is 3"),
+    ):
+        with monkeypatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            assert main([*config, f"--node={given}"]) == 2
+        assert said in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_node_that_fails_before_all_have_met_ends_the_run_with_its_error(tiny, tmp_path):

@@ -11,6 +11,7 @@ import pytest
 from ftis import ablation, grid
 from ftis.claims import make_claims
 from ftis.config import RUN_CONFIG, Dataset, parse
+from ftis.economics import make_economics
 from ftis.errors import UserError
 from ftis.evaluate import BenchmarkSpec, Sampling, generate, run_subjects, score, start_subjects
 from ftis.grid import Run
@@ -139,6 +140,30 @@ def test_unfinished_runs_are_named(folders, root):
     with pytest.raises(UserError, match=r"alone-base_small-s1/final.json: no such file; make it with"):
         make_tidy("tiny", [root / "results/tiny/runs/alone-base_small-s1"], root / "none")
     assert not (root / "none").exists()
+
+
+def test_a_node_that_was_lost_is_reported_and_the_rest_of_its_run_read(folders, root, tmp_path):
+    slug = "size_base-ftis-g50-vertical-s42"
+    run = tmp_path / slug
+    shutil.copytree(folders[slug], run)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines[2]["lost"] = [lines[2]["nodes"].pop()["node"]]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for name in ("final.json", "scores.json"):
+        written = json.loads((run / name).read_text())
+        written["nodes"].pop()
+        if name == "final.json":
+            written["lost"] = [{"node": 1, "name": "base_large", "label": "BASE_LARGE", "iteration": 2}]
+        (run / name).write_text(json.dumps(written))
+    chosen = [folders["alone-base_small-s42"], folders["start-base_small-s42"], run]
+    make_tidy("tiny", chosen, tmp_path / "out")
+    tables = read_tidy(tmp_path / "out/tidy")
+    runs = tables["runs"].set_index(["run", "node"])
+    assert runs.loc[slug, "iterations"].to_list() == [2, 1]
+    facts = json.loads((tmp_path / "out/provenance.json").read_text())
+    assert facts["lost_nodes"] == f"{slug}: base_large from iteration 2"
+    make_claims(tables, "tiny", tmp_path / "out")
+    make_economics(tables, "tiny", tmp_path / "out")
 
 
 def test_provenance_lists_what_the_runs_were_made_with(folders, tables, root):

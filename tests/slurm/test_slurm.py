@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ftis.config import to_dict
 from ftis.provenance import sha256
+from ftis.train import train
 from tests.slurm.cluster import NODES, cluster, missing, wait_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.skipif(bool(missing()), reason=f"no Slurm here: {missing()}")]
@@ -233,3 +235,22 @@ print(os.environ["SLURMD_NODENAME"], int(both))
     ]
     printed = slurm.call(*command, sys.executable, "-c", program, timeout=PATIENCE)
     assert sorted(printed.splitlines()) == [f"{node} 11" for node in NODES]
+
+
+def test_a_task_a_node_is_the_same_run_as_in_one_process(slurm, make_config, tmp_path):
+    config = make_config(iterations=2, prompts=4, group_size=4)
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(to_dict(config)))
+    train(config, tmp_path / "whole")
+    command = [
+        "srun",
+        "--nodes=2",
+        "--ntasks=2",
+        "--partition=cpu",
+        sys.executable,
+        "-m",
+        "ftis.cli",
+        "train",
+    ]
+    slurm.call(*command, f"{tmp_path}/run.yaml", "--out", f"{tmp_path}/run", "--node=auto", timeout=PATIENCE)
+    one, other = (json.loads((tmp_path / out / "final.json").read_text()) for out in ("whole", "run"))
+    assert one["nodes"] == other["nodes"] and other["lost"] == []

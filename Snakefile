@@ -10,7 +10,7 @@ include: "workflow/rules/common.smk"
 
 
 onstart:
-    ask_slurm()
+    before_slurm()
 
 
 rule all:
@@ -55,6 +55,7 @@ localrules:
     tables,
     models,
     data,
+    fetch,
     tokenizer,
     tiny_data,
     figure,

@@ -174,6 +174,7 @@ def parser() -> argparse.ArgumentParser:
         option("--exact", type=Path, default=Path("paper_figures/exact"), metavar="DIR", help="folder of `ftis exact` (default: %(default)s)"),
         option("--out", type=Path, metavar="FILE", help="(default: results/TIER/report.html)"),
     )  # fmt: skip
+    command("fetch", _fetch, "download a tier's models and problems, for machines without a network", tier)
     command("tokenizer", _tokenizer, "make the tiny models' tokenizer", out)
     command("tiny-data", _tiny_data, "make a tier's arithmetic problems", tier, out)
     command(
@@ -395,6 +396,12 @@ def _report(arguments: argparse.Namespace) -> None:
     tier = arguments.tier
     out = arguments.out or Path("results", tier, "report.html")
     make_report(tier, arguments.artefacts or Path("paper_figures", tier), arguments.exact, out)
+
+
+def _fetch(arguments: argparse.Namespace) -> None:
+    from ftis.fetch import fetch
+
+    fetch(arguments.tier)
 
 
 def _tokenizer(arguments: argparse.Namespace) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from ftis.config import Dataset
 from ftis.errors import UserError
 from ftis.hub import no_copy, require_hub
+from ftis.provenance import write_atomic
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ class Problem:
 
 
 def load_problems(dataset: Dataset) -> list[Problem]:
-    """Read a dataset: its `path`, else $FTIS_DATA/NAME/SPLIT.jsonl, else the hub at the pinned revision.
+    """Read a dataset: its `path`, else $FTIS_DATA/NAME/SPLIT.jsonl, else the hub at the pinned revision, of which a
+    copy is kept for machines without a network.
 
     Raises UserError where none is there, a line isn't JSON or a field is missing.
     """
@@ -109,11 +111,22 @@ def local_file(dataset: Dataset) -> Path | None:
     return None
 
 
+def fetched_file(dataset: Dataset) -> Path:
+    """Where the copy of a hub dataset is kept, there or not: in the hub's cache, by revision. The libraries' own
+    cache, asked without a network, gives the revision that was loaded last."""
+    from huggingface_hub.constants import HF_HOME
+
+    revision = SOURCES[dataset.name].revision
+    return Path(HF_HOME) / "ftis" / f"{dataset.name}-{revision}" / f"{dataset.split}.jsonl"
+
+
 def _rows(dataset: Dataset) -> tuple[Iterable[Any], str]:
     path = local_file(dataset)
     if path is not None:
         return _read_jsonl(path), str(path)
     source = SOURCES[dataset.name]
+    if source.repo and fetched_file(dataset).is_file():
+        return _read_jsonl(fetched_file(dataset)), source.repo
     if not source.repo:
         raise UserError(f"data {dataset.name}: generated sets have no hub copy; give `path`")
     what = f"dataset {dataset.name}"
@@ -130,6 +143,8 @@ def _rows(dataset: Dataset) -> tuple[Iterable[Any], str]:
     except Exception as error:  # noqa: BLE001  the library raises a different type for each way the hub can fail
         reason = f"{type(error).__name__}: {str(error)[:200]}"
         raise UserError(f"{no_copy(what, source.repo, reason)}: {local}") from None
+    rows = [dict(row) for row in rows]
+    write_atomic(fetched_file(dataset), "".join(json.dumps(row) + "\n" for row in rows))
     return rows, source.repo
 
 

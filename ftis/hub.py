@@ -1,9 +1,11 @@
-"""Telling early and clearly that something on the Hugging Face hub can't be reached."""
+"""The Hugging Face hub: what is cached of it, and telling early and clearly that it can't be reached."""
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+from pathlib import Path
 from urllib.parse import urlparse
 
 from ftis.errors import UserError
@@ -28,6 +30,36 @@ def require_hub(
             socket.getaddrinfo(urlparse(constants.ENDPOINT).hostname, 443)
     except OSError as error:
         raise UserError(no_copy(what, repo, str(error))) from None
+
+
+FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
+"""What is loaded of a model's repository: settings, weights, tokenizer and chat template."""
+
+
+def has_model(model: str, revision: str | None) -> bool:
+    """Whether a model's settings and all its weights are in the cache."""
+    from huggingface_hub import try_to_load_from_cache
+
+    def cached(file: str) -> Path | None:
+        found = try_to_load_from_cache(model, file, revision=revision)
+        return Path(found) if isinstance(found, str) else None
+
+    index = cached("model.safetensors.index.json")
+    shards = set(json.loads(index.read_text())["weight_map"].values()) if index else {"model.safetensors"}
+    return all(cached(file) for file in ("config.json", *shards))
+
+
+def load_model(model: str, revision: str | None) -> str:
+    """Download a model into the cache unless it's there; returns its folder."""
+    from huggingface_hub import snapshot_download
+
+    if not has_model(model, revision):
+        require_hub(model, "model", "config.json", revision)
+    try:
+        return snapshot_download(model, revision=revision, allow_patterns=FILES)
+    except Exception as error:  # noqa: BLE001  the library raises a different type for each way the hub can fail
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        raise UserError(no_copy("model", model, reason)) from None
 
 
 def no_copy(what: str, name: str, reason: str) -> str:

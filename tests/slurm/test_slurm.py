@@ -54,14 +54,18 @@ def snakemake(slurm, checkout):
     """Start `snakemake --profile slurm` in the checkout; the process's output is in its file."""
     started = []
 
-    def start(*arguments):
+    def start(*arguments, **environment):
         output = checkout.parent / f"snakemake{len(started)}.txt"
         command = [sys.executable, "-m", "snakemake", "--profile", "slurm"]
         # Only how soon a job's end is noticed.
         command += ["--slurm-init-seconds-before-status-checks", "2", *arguments]
         with open(output, "w") as file:
             process = subprocess.Popen(
-                command, cwd=checkout, env=slurm.environment, stdout=file, stderr=subprocess.STDOUT
+                command,
+                cwd=checkout,
+                env=slurm.environment | environment,
+                stdout=file,
+                stderr=subprocess.STDOUT,
             )
         process.output = output
         started.append(process)
@@ -214,6 +218,18 @@ def test_what_the_cluster_has_not_is_said_before_anything_is_queued(slurm, snake
     printed = process.output.read_text()
     assert re.search(f"{reason}.*The partitions here are cpu, gpu", printed), printed
     assert "Traceback" not in printed and "tiny: making" not in printed
+    assert slurm.call("squeue", "-h", "--states=all", "-o", "%A") == before
+
+
+def test_what_compute_nodes_could_not_reach_is_said_before_anything_is_queued(slurm, snakemake, tmp_path):
+    before = slurm.call("squeue", "-h", "--states=all", "-o", "%A")
+    process = snakemake("--", "results/small/runs/alone-base_small-s42/final.json", HF_HOME=str(tmp_path))
+    assert process.wait(PATIENCE) != 0
+    printed = process.output.read_text()
+    assert re.search(
+        r"HuggingFaceTB/SmolLM2-135M-Instruct.*snakemake -c1 fetch --config tier=small", printed
+    ), printed
+    assert "Traceback" not in printed
     assert slurm.call("squeue", "-h", "--states=all", "-o", "%A") == before
 
 

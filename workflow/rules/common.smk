@@ -8,7 +8,7 @@ from snakemake.exceptions import WorkflowError
 
 sys.path.insert(0, workflow.basedir)
 
-from ftis import grid, slurm
+from ftis import fetch, grid, slurm
 from ftis.config import recipe_hash
 from ftis.errors import UserError
 
@@ -59,13 +59,14 @@ def need(rule, what):
 
 
 @_plainly
-def ask_slurm():
-    """Before the first job: would Slurm take each kind of job that is to run? Otherwise they'd fail one by one."""
-    if workflow.executor_plugin.name == "slurm":
-        jobs = [job for job in workflow.dag.needrun_jobs() if not job.is_local]
-        slurm.require_accepted(
-            {slurm.sbatch_options(job.resources, job.threads): job.rule.name for job in jobs}
-        )
+def before_slurm():
+    """Before the first job is queued: what would make the jobs fail on their nodes, one by one."""
+    if workflow.executor_plugin.name != "slurm":
+        return
+    jobs = [job for job in workflow.dag.needrun_jobs() if not job.is_local]
+    fetch.require_fetched({job.wildcards.tier for job in jobs})
+    os.environ.update(HF_HUB_OFFLINE="1")  # the jobs inherit it: all is here, and none waits for a network
+    slurm.require_accepted({slurm.sbatch_options(job.resources, job.threads): job.rule.name for job in jobs})
 
 
 # --- Targets --------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-# Problems that the workflow makes. Real ones come from the hub or $FTIS_DATA when they are read.
+# Problems that the workflow makes. Real ones come from the hub or $FTIS_DATA when they are read, or beforehand: fetch.
 
 
 rule tiny_data:
@@ -21,3 +21,14 @@ rule tiny_data:
         "{wildcards.tier}: making problems"
     shell:
         "python -m ftis.cli tiny-data --tier {wildcards.tier} --out {params.out} > {log} 2>&1"
+
+
+rule fetch:
+    log:
+        f"results/{TIER}/logs/fetch.log",
+    params:
+        tier=TIER,
+    message:
+        "{params.tier}: fetching models and problems from the hub"
+    shell:
+        "python -m ftis.cli fetch --tier {params.tier} 2>&1 | tee {log}"

@@ -9,6 +9,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from ftis import __version__
 from ftis.errors import UserError
 
@@ -39,6 +41,11 @@ def main(argv: list[str] | None = None) -> int:
         print(
             f"error: {error.filename or ''}: {error.strerror}; check the path, its permissions and the disk",
             file=sys.stderr,
+        )
+        return 2
+    except SafetensorError as error:  # what it makes of an OSError, too
+        print(
+            f"error: weights can't be written or read: {error}; check the path and the disk", file=sys.stderr
         )
         return 2
     except KeyboardInterrupt:

@@ -1,6 +1,8 @@
 """What several tests need."""
 
 import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,3 +11,18 @@ DATA = os.environ.get("FTIS_DATA")
 needs_data = pytest.mark.skipif(
     not DATA or not Path(DATA).is_dir(), reason="FTIS_DATA names no folder with gsm8k/ and math500/"
 )
+
+ROOT = Path(__file__).parents[1]
+
+
+def copy_checkout(folder: Path) -> Path:
+    """This checkout without results, to which a test may add tiers and in which it may run the workflow."""
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split(
+        "\0"
+    ):
+        source = ROOT / name
+        if name and not name.startswith("paper_figures/") and os.path.lexists(source):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, folder / name, follow_symlinks=False)
+    return folder

@@ -219,6 +219,13 @@ class RunConfig:
     """C, where TIS truncates the importance ratio; .inf: never."""
     staleness: int = Field(default=0, ge=0)
     """Age in iterations of the foreign completions that a node trains on."""
+    verify_rewards: bool = True
+    """Grade the completions of other nodes again, and refuse those whose reward comes out otherwise."""
+    patience: int = Field(default=3, ge=1)
+    """Iterations in a row with something of a node refused, after which the others take nothing of it."""
+    nonfinite_updates: int = Field(default=1, ge=1)
+    """Updates of a node with NaN or infinity in the loss or gradient, after which the run ends. Each is left out
+    and explained in state/nonfinite; weights that aren't finite end the run at once."""
     readings: Readings = Readings()
     reward: str = "strict"
     """Key of `ftis.rewards.FORMATS`: what shape a completion must have to earn a reward."""
@@ -279,7 +286,11 @@ RUN_CONFIG = TypeAdapter(RunConfig)
 
 # Fields that change where, how fast or under what name a run happens, but not its result.
 _NOT_RECIPE = {
-    "run": {"name", "threads", "checkpoint_every", "transport", "deadline"},
+    "run": {
+        *("name", "threads", "checkpoint_every", "transport", "deadline"),
+        # What is done about peers and numbers that are broken: a sound run never comes to it.
+        *("verify_rewards", "patience", "nonfinite_updates"),
+    },
     "node": {"label", "device", "micro_batch_tokens"},
 }
 

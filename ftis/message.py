@@ -59,6 +59,16 @@ class Rollouts:
         """Cut a packed (M,) array into one array a completion."""
         return np.split(packed, np.cumsum(self.length)[:-1])
 
+    def only(self, rows: np.ndarray) -> Rollouts:
+        """The completions at the positions `rows`, which ascend."""
+        mask = np.zeros(len(self), bool)
+        mask[rows] = True
+        tokens = np.repeat(mask, self.length)
+        return Rollouts(
+            self.prompt[mask], self.sample[mask], self.length[mask], self.reward[mask], self.finished[mask],
+            self.tokens[tokens], self.logprobs[tokens],
+        )  # fmt: skip
+
 
 def pack(
     prompt: list[int], sample: list[int], tokens: list[np.ndarray], logprobs: list[np.ndarray],

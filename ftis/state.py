@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,8 @@ class Checkpoint:
     path: Path
     step: int
     lost: Lost
+    memory: Mapping[int, dict[str, Any]]
+    """What each node knows besides tensors and mail, as JSON."""
 
 
 @contextlib.contextmanager
@@ -64,7 +67,10 @@ def _lock_file(folder: Path, wait: bool, kind: int) -> TextIO:
             fcntl.flock(handle, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             handle.seek(0)
-            holder = f"{folder.parent}: another process trains this run ({handle.read().strip()})"
+            since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(os.fstat(handle.fileno()).st_mtime))
+            holder = (
+                f"{folder.parent}: another process trains this run ({handle.read().strip()} since {since})"
+            )
             if not wait:
                 handle.close()
                 raise UserError(f"{holder}; wait for it or stop it") from None
@@ -105,7 +111,7 @@ def truncate_metrics(path: Path, last_step: int) -> None:
 
 def save_checkpoint(
     folder: Path, step: int, recipe: str, tensors: Mapping[int, dict[str, Tensor]], mail: dict[str, bytes],
-    lost: Lost,
+    lost: Lost, memory: Mapping[int, dict[str, Any]],
 ) -> None:  # fmt: skip
     """Write step-NNNNNN: one safetensors file a node, and the messages that wait to be used."""
     final = folder / f"step-{step:06d}"
@@ -119,9 +125,9 @@ def save_checkpoint(
     for name, data in mail.items():
         (partial / name).write_bytes(data)
     files = {p.name: sha256(p) for p in sorted(partial.iterdir())}
-    write_json(
-        partial / "checkpoint.json", {"step": step, "recipe": recipe, "lost": dict(lost), "files": files}
-    )
+    write_json(partial / "checkpoint.json", {
+        "step": step, "recipe": recipe, "lost": dict(lost), "memory": dict(memory), "files": files,
+    })  # fmt: skip
     for file in [*partial.iterdir(), partial]:
         descriptor = os.open(file, os.O_RDONLY)
         os.fsync(descriptor)
@@ -161,10 +167,11 @@ def sound_checkpoints(folder: Path, recipe: str) -> Iterator[Checkpoint]:
                 if sha256(path / name) != digest:
                     raise ValueError(f"{name} has changed")
             lost = {int(node): int(step) for node, step in facts.get("lost", {}).items()}
+            memory = {int(node): dict(known) for node, known in facts.get("memory", {}).items()}
         except (OSError, ValueError, KeyError) as error:
             print(f"warning: checkpoint {path} is damaged ({error}); trying the one before", file=sys.stderr)
             continue
-        yield Checkpoint(path, facts["step"], lost)
+        yield Checkpoint(path, facts["step"], lost, memory)
 
 
 def load_checkpoint(checkpoint: Checkpoint) -> tuple[dict[int, dict[str, Tensor]], dict[str, bytes]]:

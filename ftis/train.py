@@ -13,7 +13,6 @@ import math
 import shutil
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,16 +28,17 @@ from ftis.config import RunConfig, load_run, recipe_hash, to_dict
 from ftis.data import Problem, iteration_problems, load_problems
 from ftis.errors import UserError
 from ftis.evaluate import complete, completion_text, summary
-from ftis.inbox import Expected, receive
-from ftis.message import Message, MessageError, Rollouts, encode, most_bytes, pack
+from ftis.evidence import save_evidence
+from ftis.inbox import Expected, Inbox
+from ftis.message import Message, Rollouts, encode, most_bytes, pack
 from ftis.methods import METHODS
 from ftis.metrics import Samples, update_metrics
 from ftis.objective import Objective, group_advantages, grpo_loss
 from ftis.policy import Policy, load_node
 from ftis.prompts import encode_prompt
 from ftis.provenance import provenance, sha256, write_atomic, write_json
-from ftis.rewards import grade_many, is_fault
-from ftis.rollout import Request, Sampler, SamplingParams, TransformersSampler
+from ftis.rewards import Verdict, grade_many, is_fault
+from ftis.rollout import Completion, Request, Sampler, SamplingParams, TransformersSampler
 from ftis.swarm import assignment
 from ftis.transport import LocalTransport, Transport
 
@@ -128,6 +128,7 @@ class Swarm:
     def __init__(self, config: RunConfig, recipe: str, members: Iterable[int] | None = None):
         self.config, self.recipe = config, recipe
         self.transport: Transport = LocalTransport()
+        self._drawn: dict[int, tuple[list[Problem], list[list[int]]]] = {}
         self.problems = load_problems(config.train)
         self.validation = load_problems(config.validation.data) if config.validation.data else []
         self.nodes = [
@@ -147,6 +148,8 @@ class Swarm:
         """Take up a checkpoint, or start; the number of iterations that are done. `folder` holds the checkpoints
         and the metrics: what is newer than the checkpoint, or of other settings, is removed."""
         metrics = folder / "metrics.jsonl"
+        for node in self.nodes:
+            node.evidence = folder / "nonfinite"
         for path in state.checkpoints(folder):
             if checkpoint is None or path.name > checkpoint.path.name:
                 shutil.rmtree(path)
@@ -178,6 +181,10 @@ class Swarm:
             saved.append({
                 "node": node.index, "name": node.settings.name, "label": node.settings.label or node.settings.name,
                 "path": folder.name, "sha256": sha256(folder),
+                "distrusted": [
+                    {"node": k, "name": self.config.nodes[k].name, "iteration": first}
+                    for k, first in sorted(node.inbox.distrusted.items())
+                ],
             })  # fmt: skip
         return saved
 
@@ -186,7 +193,8 @@ class Swarm:
         began = time.perf_counter()
         alone = len(self.config.nodes) == 1
         for node in self.nodes:
-            node.seconds, node.refused = {}, Counter()
+            node.seconds = {}
+            node.inbox.begin()
             node.fresh = node.sample(step, *self._prompts(step))
             if not alone:
                 message = Message(self.run_id, step, node.index, node.fresh)
@@ -196,12 +204,13 @@ class Swarm:
         for node in self.nodes:
             with node.phase("wait"):
                 received = [] if alone else self.transport.collect(step, node.index, self.config.deadline)
-            node.mail += [(step, sender, data) for sender, data in received]
+            node.inbox.put(step, received)
             batch = [(step, node.index, node.fresh), *self._accept(node, step)]
             line = node.learn(step, batch, {s: self._prompts(s)[1] for s, _, _ in batch})
             line["bytes_sent"] = 0 if alone else self.transport.sent(step, node.index)
             line["bytes_received"] = sum(len(data) for _, data in received)
-            line["refused"] = dict(node.refused)
+            line["refused"], line["dropped"] = dict(node.inbox.refused), node.inbox.dropped
+            line["distrusted"] = sorted(node.inbox.distrusted)
             lines.append(line)
         if self.validation and (step % self.config.validation.every == 0 or step == self.config.iterations):
             for line, validated in zip(lines, self.validate(step)):
@@ -216,29 +225,32 @@ class Swarm:
 
     def _prompts(self, step: int) -> tuple[list[Problem], list[list[int]]]:
         """An iteration's problems and their prompts as token ids, the same on every node."""
+        if step in self._drawn:
+            return self._drawn[step]
         chosen = iteration_problems(len(self.problems), self.config.prompts, self.config.seed, step)
         rollout = self.config.rollout
         room = rollout.max_total_tokens - 1 if rollout.max_total_tokens else None
         problems = [self.problems[i] for i in chosen]
         tokenizer = self.nodes[0].policy.tokenizer
-        return problems, [encode_prompt(rollout.prompt, p.question, tokenizer, room) for p in problems]
+        ids = [encode_prompt(rollout.prompt, p.question, tokenizer, room) for p in problems]
+        self._drawn = {s: d for s, d in self._drawn.items() if s >= step - self.config.staleness}
+        self._drawn[step] = problems, ids
+        return problems, ids
 
     def _accept(self, node: Participant, step: int) -> list[tuple[int, int, Rollouts]]:
-        """Foreign rollouts whose time has come, checked; what fails is counted and left out."""
-        due = [m for m in node.mail if m[0] <= step - self.config.staleness]
-        node.mail = [m for m in node.mail if m[0] > step - self.config.staleness]
+        """Foreign rollouts whose time has come, as far as they pass every check."""
         accepted = []
-        with node.phase("exchange"):
-            for sent, sender, data in due:
-                try:
-                    rollouts = receive(data, self._expected(node.policy, sent, sender))
-                except MessageError as error:
-                    node.refused[error.reason] += 1
-                    print(
-                        f"step {step}: node {node.index} refused node {sender}'s message: {error}",
-                        file=sys.stderr,
-                    )
-                    continue
+        for sent, sender, data in node.inbox.due(step - self.config.staleness):
+            problems = self._prompts(sent)[0]
+            grade = (
+                (lambda r, problems=problems: node.rewards(r, problems))
+                if self.config.verify_rewards
+                else None
+            )
+            with node.phase("exchange"):
+                expected = self._expected(node.policy, sent, sender)
+                rollouts = node.inbox.open(step, data, expected, grade)
+            if rollouts is not None:
                 accepted.append((sent, sender, rollouts))
         return accepted
 
@@ -248,9 +260,7 @@ class Swarm:
         share = assignment(config.split, config.prompts, config.group_size, len(config.nodes), sender)
         params = sampling_params(config)
         budgets = {(p, s): params.budget(len(prompts[p])) for p, samples in share for s in samples}
-        return Expected(
-            self.run_id, step, sender, budgets, policy.vocab_size, policy.stop_ids, frozenset({0.0, 1.0})
-        )
+        return Expected(self.run_id, step, sender, budgets, policy.vocab_size, policy.stop_ids)
 
     def validate(self, step: int) -> list[dict[str, Any]]:
         """Each node's name and validation scores."""
@@ -262,17 +272,19 @@ class Swarm:
 
     def checkpoint(self, folder: Path, step: int) -> None:
         tensors = {n.index: state.pack_node(n.params, n.optimizer) for n in self.nodes}
-        mail = {f"mail-{n.index}-{s}-{k}": data for n in self.nodes for s, k, data in n.mail}
-        state.save_checkpoint(folder, step, self.recipe, tensors, mail, self.transport.lost)
+        mail = {f"mail-{n.index}-{s}-{k}": data for n in self.nodes for s, k, data in n.inbox.mail}
+        memory = {n.index: n.memory() for n in self.nodes}
+        state.save_checkpoint(folder, step, self.recipe, tensors, mail, self.transport.lost, memory)
 
     def restore(self, checkpoint: state.Checkpoint) -> None:
         tensors, mail = state.load_checkpoint(checkpoint)
         for node in self.nodes:
             state.unpack_node(tensors[node.index], node.params, node.optimizer)
+            node.remember(checkpoint.memory[node.index])
             for name, data in sorted(mail.items()):
                 k, sent, sender = map(int, name.split("-")[1:])
                 if k == node.index:
-                    node.mail.append((sent, sender, data))
+                    node.inbox.mail.append((sent, sender, data))
 
 
 def largest_message(config: RunConfig, vocab_size: int) -> int:
@@ -322,14 +334,17 @@ class Participant:
     config: RunConfig
     policy: Policy
     sampler: Sampler = field(init=False)
-    mail: list[tuple[int, int, bytes]] = field(default_factory=list)
-    """(step, sender, message) that wait to be used."""
-    refused: Counter = field(default_factory=Counter)
+    inbox: Inbox = field(init=False)
     seconds: dict[str, float] = field(default_factory=dict)
+    evidence: Path | None = None
+    """Folder for what explains updates that were left out; None: it isn't kept."""
+    stopped: int = 0
+    """Updates that were left out so far, for a loss or gradient that isn't finite."""
 
     def __post_init__(self) -> None:
         optim = self.config.optim
         self.settings = self.config.nodes[self.index]
+        self.inbox = Inbox(self.index, self.config.patience)
         self.sampler = TransformersSampler(self.policy)
         self.params = self.policy.trainable()
         kind = torch.optim.AdamW if optim.name == "adamw" else torch.optim.Adam
@@ -348,6 +363,15 @@ class Participant:
     def phase(self, name: str) -> _Phase:
         return _Phase(self.seconds, name)
 
+    def memory(self) -> dict[str, Any]:
+        """What a checkpoint keeps of this node besides tensors and mail, as JSON."""
+        return {"inbox": self.inbox.opinion(), "stopped": self.stopped}
+
+    def remember(self, memory: dict[str, Any]) -> None:
+        """Put back what `memory` gave."""
+        self.inbox.restore(memory["inbox"])
+        self.stopped = memory["stopped"]
+
     def sample(self, step: int, problems: Sequence[Problem], prompts: Sequence[list[int]]) -> Rollouts:
         """This node's share of an iteration, graded."""
         config = self.config
@@ -361,13 +385,7 @@ class Participant:
         places = [(p, s) for p, samples in share for s in samples]
         completions = [c for group in groups for c in group]
         with self.phase("grade"):
-            self.verdicts = grade_many(
-                [
-                    (completion_text(self.policy.tokenizer, c), problems[p].gold, problems[p].task)
-                    for (p, _), c in zip(places, completions)
-                ],
-                shape=config.reward,
-            )
+            self.verdicts = self.grade(completions, [problems[p] for p, _ in places])
         return pack(
             [p for p, _ in places],
             [s for _, s in places],
@@ -376,6 +394,19 @@ class Participant:
             [v.reward for v in self.verdicts],
             [c.finished for c in completions],
         )
+
+    def grade(self, completions: Sequence[Completion], problems: Sequence[Problem]) -> list[Verdict]:
+        """The verdict on each completion as an answer to its problem."""
+        texts = [completion_text(self.policy.tokenizer, c) for c in completions]
+        items = [(text, p.gold, p.task) for text, p in zip(texts, problems)]
+        return grade_many(items, shape=self.config.reward)
+
+    def rewards(self, r: Rollouts, problems: Sequence[Problem]) -> list[float | None]:
+        """The rewards of another node's completions as graded here, None where the grader gave up."""
+        columns = zip(r.split(r.tokens), r.split(r.logprobs), r.finished)
+        with self.phase("verify"):
+            verdicts = self.grade([Completion(*c) for c in columns], [problems[p] for p in r.prompt])
+        return [None if is_fault(v) else v.reward for v in verdicts]
 
     def learn(
         self, step: int, batch: Sequence[tuple[int, int, Rollouts]], prompts: dict[int, list[list[int]]]
@@ -402,17 +433,20 @@ class Participant:
             group["lr"] = self.settings.learning_rate * min(1.0, step / max(1, optim.warmup))
         collected: list[dict[str, Any]] = []
         norms = []
+        stopped = self.stopped
         with self.phase("update"):
             start = (
                 self._logprobs_now(samples, np.flatnonzero(used))
                 if readings.clip_reference == "iteration_start"
                 else None
             )
-            for mini in np.array_split(shuffled, optim.mini_batches):
+            for k, mini in enumerate(np.array_split(shuffled, optim.mini_batches)):
                 unseen = int(skipped[mini].sum())
-                norms.append(
-                    self._update(step, samples, advantages, mini[used[mini]], unseen, start, collected)
-                )
+                found: list[dict[str, Any]] = []
+                norm = self._update((step, k), samples, advantages, mini[used[mini]], unseen, start, found)
+                if norm is not None:
+                    norms.append(norm)
+                    collected += found
         own = next(rollouts for _, sender, rollouts in batch if sender == self.index)
         verdicts = self.verdicts
         return {
@@ -427,7 +461,8 @@ class Participant:
             "truncated": float(1 - own.finished.mean()),
             "grader_faults": sum(map(is_fault, verdicts)),
             "zero_advantage": float((advantages == 0).float().mean()),
-            "grad_norm": float(np.mean(norms)),
+            "grad_norm": float(np.mean(norms)) if norms else 0.0,
+            "nonfinite": self.stopped - stopped,
             "learning_rate": self.optimizer.param_groups[0]["lr"],
             "tokens_generated": len(own.tokens),
             "tokens_trained": int(samples.length[used].sum()),
@@ -469,10 +504,12 @@ class Participant:
             found |= {int(i): row[: samples.length[i]] for i, row in zip(rows, logp)}
         return found
 
-    def _update(self, step, samples: Samples, advantages, index, unseen, start, collected) -> float:
-        """One optimizer step on the completions `index`; returns the gradient norm before clipping.
+    def _update(self, where, samples: Samples, advantages, index, unseen, start, collected) -> float | None:
+        """One optimizer step on the completions `index`; returns the gradient norm before clipping, None where
+        the step was left out because a number isn't finite.
 
-        `unseen` completions of advantage 0 count in the mean without having been computed.
+        `where` is the (iteration, update). `unseen` completions of advantage 0 count in the mean without having
+        been computed. What is computed of the others is added to `collected`.
         """
         count = unseen
         for batch in self._micro_batches(samples, index):
@@ -513,16 +550,45 @@ class Participant:
         # The mean's denominator is known only now: what is filtered may leave it.
         for p in params:
             p.grad /= max(1.0, count)
-        norm = float(torch.nn.utils.clip_grad_norm_(params, self.config.optim.clip)) if params else 0.0
-        if not math.isfinite(norm):
-            raise UserError(
-                f"iteration {step}, node {self.index} ({self.settings.name}): the gradient norm is {norm}; lower "
-                "learning_rate or cap. The run can go on from its last checkpoint with the same command"
-            )
-        self.optimizer.step()
+        norm = torch.nn.utils.get_total_norm([p.grad for p in params]) if params else torch.zeros(())
+        losses = [c["loss"] for c in collected]
+        broken = next((f"loss is {x}" for x in losses if not math.isfinite(x)), "")
+        if not broken and not norm.isfinite():
+            broken = f"gradient norm is {norm}"
+        if broken:
+            self._stop(where, broken, samples, advantages, collected)
+        else:
+            if params:
+                torch.nn.utils.clip_grads_with_norm_(params, self.config.optim.clip, norm)
+            self.optimizer.step()
+            weights = torch.nn.utils.get_total_norm(list(self.params.values()))
+            if not weights.isfinite():  # nothing to go back to but the checkpoint
+                self._stop(where, f"weights' norm is {weights}", samples, advantages, collected, fatal=True)
         # Freed at once: while this node samples, or another one trains, their memory is wanted elsewhere.
         self.optimizer.zero_grad(set_to_none=True)
-        return norm
+        return None if broken else float(norm)
+
+    def _stop(self, where, what, samples: Samples, advantages, collected, fatal: bool = False) -> None:
+        """Keep what explains a number that isn't finite; raises UserError when that was once too often."""
+        step, update = where
+        self.stopped += 1
+        told = f"iteration {step}, node {self.index} ({self.settings.name}): the {what}"
+        if self.evidence is not None:
+            stem = self.evidence / f"iteration-{step:06d}-node{self.index}-update{update}"
+            facts = {
+                "iteration": step, "node": self.index, "name": self.settings.name, "update": update, "what": what,
+                "learning_rate": self.optimizer.param_groups[0]["lr"],
+                "gradient_norms": {k: float(p.grad.norm()) for k, p in self.params.items() if p.grad is not None},
+                "weight_norms": {k: float(p.detach().norm()) for k, p in self.params.items()},
+            }  # fmt: skip
+            save_evidence(stem, facts, samples, advantages, collected)
+            told += f" (explained in {stem}.json)"
+        if fatal or self.stopped >= self.config.nonfinite_updates:
+            raise UserError(
+                f"{told}; lower learning_rate or cap. The run can go on from its last checkpoint with the same "
+                "command" + ("" if fatal else ", and with a larger nonfinite_updates leaves such updates out")
+            )
+        print(f"warning: {told}; this update is left out", file=sys.stderr)
 
     def validate(self, step: int, problems: Sequence[Problem]) -> dict[str, Any]:
         """Scores on the validation problems: greedy, and sampled at T = 1 where asked for."""

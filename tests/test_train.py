@@ -109,13 +109,17 @@ def test_every_promised_metric_is_logged_and_plausible(finished):
             # Log-probs are what can't be compressed much: more than 1 and less than 6 bytes with the ids.
             assert 1 < node["bytes_sent"] / node["tokens_generated"] < 6
             assert node["bytes_received"] == sent[1 - node["node"]]
-            assert node["refused"] == {}
+            assert (node["refused"], node["dropped"], node["distrusted"]) == ({}, 0, [])
+            assert node["nonfinite"] == 0
             assert set(node["filtered"]) == {"all", "own", "foreign"}
             assert set(node["filter_causes"]["foreign"]) == {"advantage", "distance"}
             assert len(node["kl"]["foreign"]) == 10 and len(node["kl"]["own"]["k3_code_mean"]) == 5
             assert set(node["weight"]["foreign"]) == {"mean", "max", "truncated", "ess"}
             assert node["mismatch"]["max"] < 1e-4, "sampler and trainer disagree about log-probs"
             assert abs(node["kl"]["own"]["gen_theta_sum"][2]) < 1e-3, "one update: own samples are on-policy"
+    for line in (out / "metrics.jsonl").read_text().splitlines()[1:]:
+        for node in json.loads(line)["nodes"]:
+            assert 0 < node["seconds"]["verify"] <= node["seconds"]["exchange"], "grading again is part of it"
     total = sum(node["tokens_generated"] for node in metrics(out)[1]["nodes"])
     assert {node["tokens_trained"] for node in metrics(out)[1]["nodes"]} == {total}
     assert any(node["grad_norm"] > 0 for line in metrics(out)[1:] for node in line["nodes"])
@@ -330,28 +334,6 @@ def test_splits_see_the_same_prompts(make_config):
         assert chosen == [swarm.problems[i].id for i in iteration_problems(256, 6, 42, 3)]
 
 
-def test_a_message_that_fails_its_check_is_counted_and_left_out(make_config, monkeypatch, capsys):
-    swarm = Swarm(make_config(), "0" * 12)
-
-    def forge(message, vocab_size):
-        if message.node == 1:
-            tokens = message.rollouts.tokens.copy()
-            tokens[0] = vocab_size
-            message = type(message)(
-                message.run,
-                message.step,
-                message.node,
-                type(message.rollouts)(**vars(message.rollouts) | {"tokens": tokens}),
-            )
-        return encode(message, vocab_size)
-
-    monkeypatch.setattr(train_module, "encode", forge)
-    line = swarm.iteration(1)
-    assert line["nodes"][0]["refused"] == {"token_id": 1} and line["nodes"][1]["refused"] == {}
-    assert line["nodes"][0]["tokens_trained"] == line["nodes"][0]["tokens_generated"]
-    assert "node 0 refused node 1's message: token_id" in capsys.readouterr().err
-
-
 def test_truncated_completions_can_be_dropped(make_config):
     rollout = {"prompt": "tiny-v1", "max_new_tokens": 24}
     kept = Swarm(make_config(rollout=rollout), "0" * 12).iteration(1)["nodes"][0]
@@ -382,7 +364,9 @@ def test_nodes_must_share_a_tokenizer_by_content(make_config, tiny, tmp_path):
 
 
 def test_one_trainer_a_run(make_config, tmp_path):
-    refused = pytest.raises(UserError, match=r"another process trains this run \(pid \d+ on")
+    refused = pytest.raises(
+        UserError, match=r"another process trains this run \(pid \d+ on \S+ since 20\d\d-"
+    )
     with state.run_lock(tmp_path / "run/state"), refused:
         train(make_config(), tmp_path / "run")
     assert not (tmp_path / "run/config.yaml").exists()
@@ -437,13 +421,3 @@ def test_finished_and_foreign_folders(finished, tiny, tmp_path, capsys):
     with pytest.raises(UserError, match="other settings"):
         train(_build(tiny, iterations=4, seed=7), out)
     assert sha256(out) == before, "neither call touched the finished run"
-
-
-def test_a_gradient_that_is_not_finite_ends_the_run_and_keeps_the_weights(make_config, monkeypatch):
-    swarm = Swarm(make_config(), "0" * 12)
-    node = swarm.nodes[0]
-    before = {name: p.detach().clone() for name, p in node.params.items()}
-    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: torch.tensor(float("nan")))
-    with pytest.raises(UserError, match="gradient norm is nan; lower learning_rate"):
-        swarm.iteration(1)
-    assert all(torch.equal(before[name], p) for name, p in node.params.items())

@@ -280,7 +280,8 @@ class Swarm:
         tensors, mail = state.load_checkpoint(checkpoint)
         for node in self.nodes:
             state.unpack_node(tensors[node.index], node.params, node.optimizer)
-            node.remember(checkpoint.memory[node.index])
+            if node.index in checkpoint.memory:  # those of earlier versions hold none
+                node.remember(checkpoint.memory[node.index])
             for name, data in sorted(mail.items()):
                 k, sent, sender = map(int, name.split("-")[1:])
                 if k == node.index:

@@ -26,6 +26,3 @@ def copy_checkout(folder: Path) -> Path:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, folder / name, follow_symlinks=False)
     return folder
-
-CHECK_ALL = bool(os.environ.get("FTIS_CHECK_ALL"))
-"""The long form of tests that take any number of cases: `make check-all`."""

@@ -154,3 +154,35 @@ def test_a_full_disk_and_one_that_can_only_be_read(finished, checkout, small_dis
     log = (checkout / "results/faults/logs/train/alone-base_small-s42.log").read_text()
     assert f"going on after iteration {int(newest.removeprefix('step-'))}\n" in log
     assert outcome(checkout) == outcome(finished)
+
+
+@pytest.mark.long
+def test_after_snakemake_is_killed_its_orphan_and_a_new_call_never_train_at_once(finished, checkout):
+    process = start(checkout, FINAL)
+    lock = checkout / RUN / "state/lock"
+    until = time.monotonic() + PATIENCE
+    while not list((checkout / RUN / "state").glob("step-*")):
+        assert time.monotonic() < until and process.poll() is None
+        time.sleep(0.01)
+    orphan = int(lock.read_text().split()[1])
+    os.kill(orphan, signal.SIGSTOP)  # so that it is still there when the new call comes
+    try:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        unlock = [sys.executable, "-m", "snakemake", "--unlock", "--config", "tier=faults"]
+        subprocess.run(unlock, cwd=checkout, check=True, capture_output=True)
+        again = start(checkout, FINAL)
+        log = checkout / "results/faults/logs/train/alone-base_small-s42.log"
+        while "waiting for its end" not in (log.read_text() if log.exists() else ""):
+            assert time.monotonic() < until and again.poll() is None
+            time.sleep(0.05)
+        assert f"another process trains this run (pid {orphan} on" in log.read_text()
+        before = sha256(checkout / RUN)
+        time.sleep(1)
+        assert sha256(checkout / RUN) == before and again.poll() is None, "the new call has written"
+    finally:
+        os.kill(orphan, signal.SIGCONT)
+    printed, _ = again.communicate(timeout=PATIENCE)
+    assert again.returncode == 0, printed
+    assert "nothing to do" in log.read_text(), "the orphan has finished the run"
+    assert outcome(checkout) == outcome(finished)

@@ -132,10 +132,13 @@ def parser() -> argparse.ArgumentParser:
         option("--out", type=Path, default=Path("results/evaluate"), metavar="DIR", help="(default: %(default)s)"),
     )  # fmt: skip
     command(
-        "plan", _plan, "list a grid's runs with their models, completions, tokens and bytes, without running them",
+        "plan", _plan, "list a grid's runs with their models, memory, GPU-hours, bytes and disk, without running them",
         tier,
         option("--grid", choices=("paper", "full"), default="paper", help="(default: %(default)s)"),
         option("--seeds", type=_positive, metavar="N", help="first N of the fixed list (default: the tier's number)"),
+        option("--gpu-memory", type=_not_negative, metavar="GIB", help="memory of each GPU (default: 80)"),
+        option("--check", action="store_true", help="look for what would fail before it costs a GPU minute"),
+        option("--json", action="store_true", help="print one JSON object"),
     )  # fmt: skip
     command(
         "grade", _grade, "grade JSON lines of task, gold and completion",
@@ -185,12 +188,12 @@ def parser() -> argparse.ArgumentParser:
     command("tokenizer", _tokenizer, "make the tiny models' tokenizer", out)
     command("tiny-data", _tiny_data, "make a tier's arithmetic problems", tier, out)
     command(
-        "warm-start", _warm_start, "make a tiny model and train it on worked solutions",
+        "warm-start", _warm_start, "train a tiny model that it makes, or a real one, on worked solutions",
         tier,
         option("--model", required=True, metavar="ROLE", help="base_small, base_large, coder_small or coder_large"),
         option("--seed", type=int, required=True),
-        option("--tokenizer", type=Path, required=True, metavar="DIR"),
-        option("--data", type=Path, required=True, metavar="DIR"),
+        option("--tokenizer", type=Path, metavar="DIR", help="of tiny models (default: results/TIER/models/tokenizer)"),
+        option("--data", type=Path, metavar="DIR", help="problems of tiny models (default: results/TIER/data)"),
         out,
     )  # fmt: skip
     return top
@@ -288,7 +291,9 @@ def _gpus(arguments: argparse.Namespace, rule: str):
     from ftis import grid
     from ftis.gpus import lease
 
-    return lease(grid.resources(arguments.tier, rule).gpus if arguments.tier else 0)
+    run = getattr(arguments, "run", None)
+    run = grid.Run.from_slug(run) if run else None
+    return lease(grid.resources(arguments.tier, rule, run).gpus if arguments.tier else 0)
 
 
 def _use_threads(count: int) -> None:
@@ -335,10 +340,33 @@ def _evaluate(arguments: argparse.Namespace) -> None:
 
 
 def _plan(arguments: argparse.Namespace) -> None:
-    from ftis import grid
-    from ftis.plan import plan
+    import json
+    from dataclasses import replace
 
-    print(plan(arguments.tier, grid.runs(arguments.tier, arguments.grid, arguments.seeds)))
+    from ftis import cost, grid
+    from ftis.check import check
+    from ftis.plan import as_dict, as_text, plan_runs
+
+    gpu = replace(cost.GPU, gib=arguments.gpu_memory or cost.GPU.gib)
+    runs = plan_runs(arguments.tier, grid.runs(arguments.tier, arguments.grid, arguments.seeds), gpu)
+    if not arguments.check:
+        print(
+            json.dumps(as_dict(arguments.tier, runs, gpu))
+            if arguments.json
+            else as_text(arguments.tier, runs, gpu)
+        )
+        return
+    found = check(arguments.tier, runs, gpu)
+    if arguments.json:
+        print(json.dumps({"tier": arguments.tier, "problems": found}))
+    if found:
+        raise UserError(
+            f"tier {arguments.tier} can't run as planned:\n" + "\n".join(f"  - {line}" for line in found)
+        )
+    if not arguments.json:
+        print(
+            f"tier {arguments.tier}, {len(runs)} runs: models, data, tokenizers, prompts, GPUs, memory and disk are in order"
+        )
 
 
 def _grade(arguments: argparse.Namespace) -> None:
@@ -426,9 +454,11 @@ def _tiny_data(arguments: argparse.Namespace) -> None:
 def _warm_start(arguments: argparse.Namespace) -> None:
     from tqdm import tqdm
 
-    from ftis import grid, tiny
+    from ftis import grid, sft, tiny
 
-    settings = grid.made_model(arguments.tier, arguments.model)
+    tier, seed, out = arguments.tier, arguments.seed, arguments.out
+    model = grid.made_model(tier, arguments.model)
+    settings = model.tiny or model.warm
     with tqdm(desc=f"warm start {arguments.model}", total=settings.steps, disable=None) as bar:
 
         def show(step: int, _steps: int, loss: float) -> None:
@@ -436,9 +466,18 @@ def _warm_start(arguments: argparse.Namespace) -> None:
             bar.set_postfix_str(f"loss {loss:.3f}")
 
         with _gpus(arguments, "warm_start"):
-            tiny.warm_start(
-                settings, arguments.seed, arguments.tokenizer, arguments.data, arguments.out, show
-            )
+            if model.tiny is not None:
+                tokenizer = arguments.tokenizer or Path("results", tier, "models", "tokenizer")
+                data = arguments.data or Path("results", tier, "data")
+                tiny.warm_start(settings, seed, tokenizer, data, out, show)
+                return
+            _use_threads(grid.resources(tier, "warm_start").threads)
+            config = grid.resolve(tier, grid.Run(arguments.model, "alone", None, "vertical", seed))
+            where, revision = grid.source_of(model)
+            sft.warm_start(
+                settings, seed, where, revision, config.rollout.prompt, config.train, out,
+                config.nodes[0].compute_dtype, progress=show,
+            )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -120,13 +120,19 @@ def fetched_file(dataset: Dataset) -> Path:
     return Path(HF_HOME) / "ftis" / f"{dataset.name}-{revision}" / f"{dataset.split}.jsonl"
 
 
-def _rows(dataset: Dataset) -> tuple[Iterable[Any], str]:
-    path = local_file(dataset)
-    if path is not None:
-        return _read_jsonl(path), str(path)
+def require_data(dataset: Dataset) -> None:
+    """Raise UserError unless a dataset has a local file, or the hub's copy is cached or to be had."""
+    if local_file(dataset) is None and not _fetched(dataset):
+        _require_hub_copy(dataset)
+
+
+def _fetched(dataset: Dataset) -> bool:
+    return bool(SOURCES[dataset.name].repo) and fetched_file(dataset).is_file()
+
+
+def _require_hub_copy(dataset: Dataset) -> tuple[str, str]:
+    """What to call it, and how to name a local copy instead, for messages."""
     source = SOURCES[dataset.name]
-    if source.repo and fetched_file(dataset).is_file():
-        return _read_jsonl(fetched_file(dataset)), source.repo
     if not source.repo:
         raise UserError(f"data {dataset.name}: generated sets have no hub copy; give `path`")
     what = f"dataset {dataset.name}"
@@ -136,6 +142,17 @@ def _rows(dataset: Dataset) -> tuple[Iterable[Any], str]:
         require_hub(source.repo, what, "README.md", source.revision, "dataset")
     except UserError as error:
         raise UserError(f"{error}: {local}") from None
+    return what, local
+
+
+def _rows(dataset: Dataset) -> tuple[Iterable[Any], str]:
+    path = local_file(dataset)
+    if path is not None:
+        return _read_jsonl(path), str(path)
+    source = SOURCES[dataset.name]
+    if _fetched(dataset):
+        return _read_jsonl(fetched_file(dataset)), source.repo
+    what, local = _require_hub_copy(dataset)
     from datasets import load_dataset
 
     try:

@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import Field, TypeAdapter, model_validator
+from pydantic import Field, NonNegativeInt, TypeAdapter, model_validator
 
 from ftis.config import RUN_CONFIG, Dataset, Lora, Node, RunConfig, parse, read_yaml, settings
 from ftis.errors import UserError, unknown
+from ftis.memory import Shape
 from ftis.methods import METHODS
+from ftis.sft import WarmStart
 from ftis.tiny import DataSettings, TinyModel
 
 CONFIG = Path(__file__).resolve().parents[1] / "workflow" / "config"
@@ -310,7 +312,7 @@ def start_runs(tier: str, seeds: int | None = None) -> tuple[Run, ...]:
         Run(role, "start", None, "vertical", seed)
         for role, model in load_tier(tier).models.items()
         if model.of is None
-        for seed in (listed if model.tiny else listed[:1])
+        for seed in (listed if model.made else listed[:1])
     )
 
 
@@ -360,12 +362,24 @@ class Model:
     """The role whose model this one shares (LoRA)."""
     lora: Lora | None = None
     """None: full fine-tuning."""
+    warm: WarmStart | None = None
+    """Supervised steps before training, of a real model."""
+    shape: Shape | None = None
+    """Architecture, for `ftis plan` where the model's config.json isn't at hand."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Model:
         if sum(source is not None for source in (self.tiny, self.model, self.of)) != 1:
             raise ValueError("give exactly one of tiny, model and of")
+        for field in ("warm", "shape"):
+            if getattr(self, field) is not None and self.model is None:
+                raise ValueError(f"{field}: goes with `model`; remove it")
         return self
+
+    @property
+    def made(self) -> bool:
+        """Whether the workflow makes its weights: a tiny model, or a real one after its warm start."""
+        return self.tiny is not None or self.warm is not None
 
 
 @settings
@@ -396,7 +410,8 @@ class Resources:
     mem_mb: int = Field(default=2000, ge=1)
     runtime: int = Field(default=60, ge=1)
     """Minutes."""
-    gpus: int = Field(default=0, ge=0)
+    gpus: NonNegativeInt | dict[str, NonNegativeInt] = 0
+    """GPUs a job; or, of train and generate, by pattern over run names without their seed, the first that matches."""
 
 
 SET_HERE = {
@@ -505,15 +520,14 @@ def _node(tier: str, role: str, seed: int) -> dict[str, Any]:
     table = load_tier(tier)
     model = table.models[role]
     source = table.models[model.of] if model.of else model
-    if source.tiny is not None:
+    if source.made:
         # How it is made belongs to the recipe, so that a new warm start never goes on from an old checkpoint.
         where, revision = (
             f"results/{tier}/models/{model.of or role}-s{seed}",
             made_hash(tier, model.of or role),
         )
     else:
-        where = local_models().get(source.model, source.model)
-        revision = source.revision if where == source.model else None
+        where, revision = source_of(source)
     return {
         "name": role,
         "model": where,
@@ -522,6 +536,12 @@ def _node(tier: str, role: str, seed: int) -> dict[str, Any]:
         "lora": model.lora,
         "learning_rate": table.learning_rate.lora if model.lora else table.learning_rate.full,
     }
+
+
+def source_of(model: Model) -> tuple[str, str | None]:
+    """Folder or hub name that a real model is read from, and the hub's revision."""
+    where = local_models().get(model.model, model.model)
+    return where, model.revision if where == model.model else None
 
 
 def local_models() -> dict[str, str]:
@@ -543,8 +563,17 @@ def _existing(models: dict[str, str]) -> dict[str, str]:
     return models
 
 
-def resources(tier: str, rule: str) -> Resources:
-    return load_tier(tier).resources.get(rule, Resources())
+def resources(tier: str, rule: str, run: Run | None = None) -> Resources:
+    """What a rule's jobs may use; with `run` the job of that run, whose number of GPUs may be its own."""
+    found = load_tier(tier).resources.get(rule, Resources())
+    if isinstance(found.gpus, int) or run is None:
+        return found
+    gpus = next((n for pattern, n in found.gpus.items() if fnmatchcase(run.cell, pattern)), None)
+    if gpus is None:
+        raise UserError(
+            f"{CONFIG / 'tiers' / tier}.yaml: resources.{rule}.gpus: no pattern matches {run.cell}; add '*': 1, say"
+        )
+    return replace(found, gpus=gpus)
 
 
 def benchmarks(tier: str) -> dict[str, Benchmark]:
@@ -564,13 +593,24 @@ def made_inputs(tier: str, run: Run) -> list[str]:
     return made_models(tier, run) + [d.path for d in sets if d and _is_made(d.path)]
 
 
-def made_model(tier: str, role: str) -> TinyModel:
-    """Settings of a model that the workflow makes."""
+def made_model(tier: str, role: str) -> Model:
+    """A model that the workflow makes: a tiny one, or a real one with a warm start."""
     models = load_tier(tier).models
-    made = [name for name, model in models.items() if model.tiny]
+    made = [name for name, model in models.items() if model.made]
     if role not in made:
         raise UserError(f"tier {tier} makes no model {role!r}; it makes {', '.join(made) or 'none'}")
-    return models[role].tiny
+    return models[role]
+
+
+def warm_inputs(tier: str, role: str) -> list[str]:
+    """Files that a warm start reads and that the workflow makes; none of the real ones."""
+    if made_model(tier, role).tiny is None:
+        return []
+    folder = f"results/{tier}"
+    return [
+        f"{folder}/models/tokenizer/tokenizer.json",
+        *(f"{folder}/data/{n}.jsonl" for n in ("validation", "ood")),
+    ]
 
 
 def made_data(tier: str) -> DataSettings:
@@ -585,7 +625,12 @@ def made_data(tier: str) -> DataSettings:
 @cache
 def made_hash(tier: str, role: str) -> str:
     """What decides a made model besides its seed; it stands where a hub model has its commit."""
-    return settings_hash(made_model(tier, role), made_data(tier))
+    model, run = made_model(tier, role), load_tier(tier).run
+    if model.tiny is not None:
+        return settings_hash(model.tiny, made_data(tier))
+    return settings_hash(
+        model.warm, model.model, model.revision, run["train"], run.get("rollout", {}).get("prompt")
+    )
 
 
 def reads(artefact: str) -> str:

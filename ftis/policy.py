@@ -262,6 +262,12 @@ def load_policy(
     else:
         lm = _load_model(model, revision)
     stop = stop_ids(model, tokenizer, lm.config, lm.generation_config)
+    rows = lm.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > rows:
+        raise UserError(
+            f"model {model}: its tokenizer has ids up to {len(tokenizer) - 1}, its embedding {rows} rows; take the "
+            "tokenizer that the model was trained with"
+        )
     if getattr(lm.config, "attention_dropout", 0):
         raise UserError(f"model {model}: attention_dropout must be 0, else log-probs aren't those sampled")
     layers = set(getattr(lm.config, "layer_types", None) or ["full_attention"])
@@ -276,7 +282,7 @@ def load_policy(
         lm = PeftModel.from_pretrained(lm, source)
     elif lora is not None:
         # The adapter records which commit of a hub model it belongs to; a folder has none.
-        lm = _add_lora(lm, lora, lora_seed, None if Path(source).is_dir() else revision)
+        lm = add_lora(lm, lora, lora_seed, None if Path(source).is_dir() else revision)
     lm.to(where).eval()
     if gradient_checkpointing:
         # transformers recomputes activations in train mode only; without dropout that changes nothing else.
@@ -322,7 +328,7 @@ def load_node(node: Node, seed: int, index: int = 0) -> Policy:
     )
 
 
-def _add_lora(lm: nn.Module, lora: Lora, seed: int, revision: str | None) -> nn.Module:
+def add_lora(lm: nn.Module, lora: Lora, seed: int, revision: str | None) -> nn.Module:
     from peft import LoraConfig, get_peft_model
 
     targets = list(lora.target_modules) if isinstance(lora.target_modules, tuple) else lora.target_modules

@@ -147,10 +147,12 @@ class TinyModel:
     """Share of solutions whose last step is wrong."""
 
 
+_COMMON = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": len(vocabulary())}
 SIZES = {
-    "xs": {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 192},
-    "s": {"hidden_size": 96, "num_hidden_layers": 3, "intermediate_size": 256},
+    "xs": {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 192, **_COMMON},
+    "s": {"hidden_size": 96, "num_hidden_layers": 3, "intermediate_size": 256, **_COMMON},
 }
+"""Architectures, under the names of a config.json."""
 
 
 DRILL_STEPS, DRILL_PART = 5, 0.7
@@ -191,8 +193,7 @@ def build_model(size: str):
 
     tokens = vocabulary()
     model = Qwen2ForCausalLM(Qwen2Config(
-        **SIZES[size], vocab_size=len(tokens), num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=256, initializer_range=0.1, tie_word_embeddings=True, bos_token_id=None,
+        **SIZES[size], max_position_embeddings=256, initializer_range=0.1, tie_word_embeddings=True, bos_token_id=None,
         eos_token_id=tokens.index(EOS), pad_token_id=tokens.index(PAD), dtype="float32",
     ))  # fmt: skip
     model.generation_config.eos_token_id = tokens.index(EOS)

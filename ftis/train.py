@@ -22,6 +22,7 @@ import numpy as np
 import torch
 import yaml
 from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase
 
 from ftis import state
 from ftis.config import RunConfig, load_run, recipe_hash, to_dict
@@ -316,15 +317,22 @@ def _adapter_seed(config: RunConfig, node: int) -> int:
 
 def _check_same_tokenizer(nodes: Sequence[Participant]) -> None:
     """Token ids are exchanged, so all nodes must read them alike: compared by content."""
-    first = nodes[0].policy.tokenizer.get_vocab()
     for node in nodes[1:]:
-        vocab = node.policy.tokenizer.get_vocab()
-        if vocab != first:
-            other = next((t for t in first.keys() | vocab.keys() if first.get(t) != vocab.get(t)), None)
+        difference = tokenizer_difference(nodes[0].policy.tokenizer, node.policy.tokenizer)
+        if difference:
             raise UserError(
-                f"nodes.{node.index}.model: its tokenizer differs from that of nodes.0 (token {other!r} is "
-                f"{first.get(other)} there and {vocab.get(other)} here); nodes exchange token ids and must share one"
+                f"nodes.{node.index}.model: its tokenizer differs from that of nodes.0 ({difference}); nodes exchange "
+                "token ids and must share one"
             )
+
+
+def tokenizer_difference(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> str | None:
+    """A token that two tokenizers give different ids, in words; None where they agree on all."""
+    first, second = one.get_vocab(), other.get_vocab()
+    if first == second:
+        return None
+    token = min(t for t in first.keys() | second.keys() if first.get(t) != second.get(t))
+    return f"token {token!r} is {first.get(token)} there and {second.get(token)} here"
 
 
 @dataclass

@@ -172,20 +172,50 @@ def test_labels_are_not_part_of_the_recipe():
 
 
 def test_a_tier_has_the_runs_that_it_has_models_for():
+    """The small tier has no coders."""
     assert {run.cell for run in grid.runs("small", "paper", 1)} == {
-        "alone-base_small",
-        "alone-base_small_lora",
-        "peft_small-ftis-g50-vertical",
+        cell for cell in PAPER_RUNS if "coder" not in cell and "expertise" not in cell
     }
-    assert grid.artefacts("small") == ("fig8", "table1", "table2")
+    assert grid.artefacts("small") == (
+        *(f"fig{n}" for n in (1, 2, 3, 4, 8, 9, 10, 11, 12)), "table1", "table2"
+    )  # fmt: skip
     with pytest.raises(
-        UserError, match="tier small has no model base_large; it has base_small, base_small_lora"
-    ):
-        grid.resolve("small", Run.from_slug("size_base-nois-vertical-s42"))
-    with pytest.raises(UserError, match="fig1: tier small has no models for .*fig8"):
-        grid.artefact_runs("fig1", "small")
+        UserError, match="tier small has no model coder_small and no coder_large; it has base_small, base_large, "
+    ):  # fmt: skip
+        grid.resolve("small", Run.from_slug("size_coder-nois-vertical-s42"))
+    with pytest.raises(UserError, match="fig5: tier small has no models for .*fig8"):
+        grid.artefact_runs("fig5", "small")
     with pytest.raises(UserError, match="unknown figure or table 'fig13'"):
         grid.artefact_runs("fig13", "tiny")
+
+
+def test_a_warm_started_model_is_made_once_a_seed_and_its_recipe_says_how(monkeypatch):
+    full, lora = grid.resolve("small", Run.from_slug("peft_small-ftis-g50-vertical-s7")).nodes
+    assert full.model == lora.model == "results/small/models/base_small-s7"
+    assert full.revision == lora.revision == grid.made_hash("small", "base_small")
+    assert grid.made_hash("small", "base_small") != grid.made_hash("small", "base_large")
+    assert grid.made_inputs("small", Run.from_slug("alone-base_large_lora-s1")) == [
+        "results/small/models/base_large-s1/warm.json"
+    ]
+    assert grid.warm_inputs("small", "base_small") == []
+    assert grid.warm_inputs("tiny", "base_small") == [
+        "results/tiny/models/tokenizer/tokenizer.json",
+        "results/tiny/data/validation.jsonl",
+        "results/tiny/data/ood.jsonl",
+    ]
+    assert {run.slug for run in grid.start_runs("small", 2)} == {
+        f"start-base_{size}-s{seed}" for size in ("small", "large") for seed in (42, 1)
+    }
+
+
+def test_gpus_by_pattern():
+    def gpus(cell):
+        return grid.resources("paper", "train", Run.from_slug(f"{cell}-s42")).gpus
+
+    assert gpus("alone-base_large") == gpus("size_base-ftis-g50-vertical") == 1
+    assert gpus("expertise_large-ftis-g50-vertical") == gpus("size_base-tis-vertical+n3") == 2
+    assert gpus("size_base-tis-vertical+n4") == 4
+    assert grid.resources("paper", "generate", Run.from_slug("alone-base_large-s42")).gpus == 1
 
 
 @pytest.mark.parametrize(
@@ -213,18 +243,18 @@ def test_bad_configs_say_what_exists(config, message):
 
 def test_local_models_replace_hub_models(tmp_path, monkeypatch):
     run = Run.from_slug("alone-base_small_lora-s42")
-    monkeypatch.setenv("FTIS_MODELS", json.dumps({"HuggingFaceTB/SmolLM2-135M-Instruct": str(tmp_path)}))
+    monkeypatch.setenv("FTIS_MODELS", json.dumps({"Qwen/Qwen2.5-1.5B": str(tmp_path)}))
     grid.resolve.cache_clear()
-    (node,) = grid.resolve("small", run).nodes
+    (node,) = grid.resolve("paper", run).nodes
     assert (node.model, node.revision) == (str(tmp_path), None)
     monkeypatch.setenv("FTIS_MODELS", "not json")
     grid.resolve.cache_clear()
     with pytest.raises(UserError, match="FTIS_MODELS: not a JSON object"):
-        grid.resolve("small", run)
+        grid.resolve("paper", run)
     monkeypatch.delenv("FTIS_MODELS")
     grid.resolve.cache_clear()
-    (node,) = grid.resolve("small", run).nodes
-    assert node.model == "HuggingFaceTB/SmolLM2-135M-Instruct" and len(node.revision) == 40
+    (node,) = grid.resolve("paper", run).nodes
+    assert node.model == "Qwen/Qwen2.5-1.5B" and len(node.revision) == 40
 
 
 def test_a_tier_s_mistakes_are_named(tmp_path, monkeypatch):
@@ -248,6 +278,19 @@ def test_a_tier_s_mistakes_are_named(tmp_path, monkeypatch):
     assert "exactly one of tiny, model and of" in message("c", models={"base_small": {"label": "x"}})
     assert "prompts: no pattern matches alone-base_small" in message("d", prompts={"size_*": 8})
     assert "resources.trian" in message("e", resources={"trian": {"threads": 2}})
+    model = {"label": "x", "model": "y/z"}
+    assert "base_small: warm: goes with `model`" in message(
+        "g",
+        models={
+            "base_small": {"label": "x", "tiny": tier["models"]["base_small"]["tiny"], "warm": {"steps": 1}}
+        },
+    )
+    few = {"train": {"gpus": {"size_*": 1}}}
+    (tmp_path / "tiers" / "h.yaml").write_text(
+        yaml.safe_dump({**tier, "models": {"base_small": model}, "resources": few})
+    )
+    with pytest.raises(UserError, match="resources.train.gpus: no pattern matches alone-base_small"):
+        grid.resources("h", "train", run)
 
 
 def test_schemas_are_those_of_the_classes():

@@ -1,7 +1,21 @@
 """What `ftis plan` says, against hand-worked numbers and a run that was really made."""
 
-from ftis import grid
-from ftis.plan import completion_count, most_bytes, plan
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import save_file
+
+from ftis import cli, cost, grid
+from ftis.check import check
+from ftis.errors import UserError
+from ftis.memory import GIB
+from ftis.plan import as_dict, completion_count, most_bytes, place, plan, plan_run, plan_runs
+from ftis.policy import load_policy
+from ftis.state import pack_node
 from ftis.train import Swarm
 
 
@@ -27,3 +41,226 @@ def test_plan_lists_every_run_and_the_sum():
     text = plan("smoke", grid.runs("smoke"))
     assert text.count("\nsize_") == 11 and text.count("\nalone-") == 6
     assert "21 runs of tier smoke" in text and "sent by all nodes of all runs: at most" in text
+
+
+def planned(tier, *cells, **options):
+    return plan_runs(tier, [grid.Run.from_slug(f"{cell}-s42") for cell in cells], **options)
+
+
+def test_the_paper_s_runs_fit_on_80_gb_cards_and_not_on_40():
+    runs = plan_runs("paper", grid.runs("paper", "full", 1))
+    ablations = {run for name in grid.ablations("paper") for run in grid.ablation_runs(name, "paper", 1)}
+    for run in (*runs, *plan_runs("paper", sorted(ablations, key=lambda r: r.slug))):
+        assert max(run.gpu_bytes) < 80 * GIB, run.slug
+        assert run.host_bytes < run.host_limit, run.slug
+    pair, large = planned("paper", "size_base-ftis-g50-vertical", "expertise_large-ftis-g50-vertical")
+    assert len(pair.gpu_bytes) == 1 and max(pair.gpu_bytes) > 70 * GIB
+    assert len(large.gpu_bytes) == 2 and [n.gpu for n in large.nodes] == [0, 1]
+    # 16 bytes a parameter: weights, gradient and two moments.
+    three = large.nodes[0].memory
+    assert three.weights + three.gradients + three.optimizer == 16 * 3_085_938_688
+
+
+def test_what_a_plan_holds():
+    (run,) = planned("paper", "peft_small-ftis-g50-vertical")
+    full, lora = run.nodes
+    assert (full.model, full.revision) == (
+        "Qwen/Qwen2.5-1.5B",
+        grid.load_tier("paper").models["base_small"].revision,
+    )
+    assert full.completions == lora.completions == 50 * 12 * 12
+    assert run.kept_bytes == 4 * (full.parameters + lora.trained)
+    assert run.disk_bytes == 3 * 12 * (full.parameters + lora.trained)
+    assert run.gpu_hours > 0 and run.wire_bytes == most_bytes(run.config)
+    again = as_dict("paper", [run])
+    assert json.loads(json.dumps(again))["runs"][0]["nodes"][0]["memory"]["peak"] == full.memory.peak
+    # Twice the iterations take almost twice as long.
+    slower = plan_run("tiny", grid.Run.from_slug("size_base-ftis-g50-vertical+b2-s42"))
+    assert (
+        slower.nodes[0].completions
+        == 2 * planned("tiny", "size_base-ftis-g50-vertical")[0].nodes[0].completions
+    )
+
+
+def test_processes_work_at_the_same_time(monkeypatch):
+    large = grid.Run.from_slug("expertise_large-ftis-g50-vertical-s42")
+    pair = grid.Run.from_slug("size_base-ftis-g50-vertical-s42")
+    turns = [plan_run("paper", run) for run in (large, pair)]
+    resolved = {run: replace(grid.resolve("paper", run), transport="processes") for run in (large, pair)}
+    monkeypatch.setattr(grid, "resolve", lambda _, run: resolved[run])
+    own, shared = (plan_run("paper", run) for run in (large, pair))
+    # On GPUs of their own they take as long as one of them, on one GPU both have their work there at once.
+    assert own.gpu_bytes == turns[0].gpu_bytes and own.gpu_hours == pytest.approx(
+        turns[0].gpu_hours / 2, rel=0.02
+    )
+    assert shared.gpu_bytes[0] > turns[1].gpu_bytes[0] + 10 * GIB and shared.gpu_hours == turns[1].gpu_hours
+
+
+def test_a_checkpoint_is_as_large_as_planned(make_config):
+    swarm = Swarm(make_config(iterations=1), "0" * 12)
+    swarm.iteration(1)
+    held = sum(
+        t.numel() * t.element_size() for n in swarm.nodes for t in pack_node(n.params, n.optimizer).values()
+    )
+    steps = sum(4 * len(n.params) for n in swarm.nodes)  # Adam's counts
+    (run,) = planned("smoke", "expertise_small-ftis-g50-vertical")  # two XS models, as in make_config
+    assert held - steps == sum(12 * n.trained for n in run.nodes)
+
+
+def test_nodes_are_placed_as_the_trainer_places_them(make_config):
+    config = make_config(nodes=("base", "coder", "base"))
+    assert place(config, 0) == [None] * 3 and place(config, 2) == [0, 1, 0]
+    nodes = tuple(replace(n, device=d) for n, d in zip(config.nodes, ("cuda:1", "cpu", "cuda")))
+    assert place(replace(config, nodes=nodes), 1) == [1, None, 0]
+
+
+def test_plan_as_json_and_with_another_gpu(capsys):
+    assert cli.main(["plan", "--tier", "paper", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert len(data["runs"]) == 21 and data["gpu"]["gib"] == 80
+    parts = {
+        "weights",
+        "gradients",
+        "optimizer",
+        "casts",
+        "activations",
+        "head",
+        "kv_cache",
+        "sampler",
+        "peak",
+    }
+    assert data["runs"][0]["nodes"][0]["memory"].keys() == parts
+    assert data["total"]["gpu_hours"] == pytest.approx(sum(run["gpu_hours"] for run in data["runs"]))
+    assert cli.main(["plan", "--tier", "paper", "--check", "--gpu-memory", "40"]) == 2
+    assert "1.5B + 3B need " in capsys.readouterr().err
+
+
+@pytest.fixture
+def tier(tmp_path, monkeypatch, tiny):
+    """Write a tier of two local models, with changes, and check one run of it: the problems that are found."""
+    (tmp_path / "tiers").mkdir()
+    (tmp_path / "grid.yaml").write_text((grid.CONFIG / "grid.yaml").read_text())
+    monkeypatch.setattr(grid, "CONFIG", tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    data = {"name": "tiny", "path": str(tiny / "data/train.jsonl")}
+    base = {
+        "about": "a test", "seeds": 1, "learning_rate": {"full": 1e-4, "lora": 1e-3}, "prompts": {"*": 4},
+        "models": {r: {"label": r, "model": str(tiny / "base")} for r in ("base_small", "coder_small")},
+        "run": {"train": data, "iterations": 2, "rollout": {"prompt": "tiny-v1", "max_new_tokens": 20}},
+        "benchmarks": {"id": {"data": data, "max_new_tokens": 20}},
+    }  # fmt: skip
+    # Tiers are cached by name.
+    names = (f"{tmp_path.name}-{i}" for i in range(9))
+
+    def problems(gib=80.0, **changes):
+        name = next(names)
+        (tmp_path / "tiers" / f"{name}.yaml").write_text(yaml.safe_dump({**base, **changes}))
+        gpu = replace(cost.GPU, gib=gib)
+        return check(name, planned(name, "expertise_small-ftis-g50-vertical", gpu=gpu), gpu, tmp_path)
+
+    problems.base = base
+    return problems
+
+
+def only(found, *words):
+    (line,) = found
+    assert all(word in line for word in words), line
+
+
+def test_check_finds_nothing_wrong_with_a_sound_tier(tier):
+    assert tier() == []
+
+
+def test_check_finds_a_model_that_is_nowhere(tier, tmp_path):
+    shape = {
+        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "intermediate_size": 192, "vocab_size": 93,
+    }  # fmt: skip
+    models = tier.base["models"]
+    hub = models["coder_small"] | {"model": "nobody/nothing", "shape": shape}
+    only(
+        tier(models=models | {"coder_small": hub}),
+        "models.coder_small: model nobody/nothing: no local copy",
+        "HF_HOME",
+    )
+    with pytest.raises(
+        UserError, match="models.coder_small: nobody/nothing: no config.json here; give its `shape`"
+    ):
+        tier(models=models | {"coder_small": models["coder_small"] | {"model": "nobody/nothing"}})
+
+
+def test_check_finds_data_that_are_nowhere(tier, monkeypatch, tmp_path):
+    monkeypatch.setenv("FTIS_DATA", str(tmp_path))
+    benchmarks = {"id": {"data": {"name": "math500", "split": "test"}, "max_new_tokens": 20}}
+    only(tier(benchmarks=benchmarks), "dataset math500", "no local copy", "math500/test.jsonl")
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text("{}\n")
+    only(
+        tier(benchmarks={"id": {"data": {"name": "tiny", "path": str(broken)}, "max_new_tokens": 20}}),
+        "'question'",
+    )
+
+
+def test_check_finds_tokenizers_that_differ(tier, tiny, tmp_path):
+    shutil.copytree(tiny / "coder", tmp_path / "odd")
+    path = tmp_path / "odd/tokenizer.json"
+    text = json.loads(path.read_text())
+    vocab = text["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    path.write_text(json.dumps(text))
+    models = tier.base["models"]
+    found = tier(models=models | {"coder_small": models["coder_small"] | {"model": str(tmp_path / "odd")}})
+    only(found, "models.coder_small and models.base_small", "different tokenizers", "token 'a' is")
+
+
+def test_an_id_beyond_the_vocabulary_is_found_before_and_at_loading(tier, tiny, tmp_path):
+    shutil.copytree(tiny / "coder", tmp_path / "cut")
+    config = json.loads((tmp_path / "cut/config.json").read_text()) | {"vocab_size": 90}
+    (tmp_path / "cut/config.json").write_text(json.dumps(config))
+    model = load_policy(str(tiny / "coder")).model
+    model.resize_token_embeddings(90)
+    save_file(
+        {k: v.contiguous() for k, v in model.state_dict().items() if k != "lm_head.weight"},
+        tmp_path / "cut/model.safetensors",
+    )
+    models = tier.base["models"]
+    found = tier(models=models | {"coder_small": models["coder_small"] | {"model": str(tmp_path / "cut")}})
+    only(found, "models.coder_small", "ids up to 92, its embedding 90 rows")
+    with pytest.raises(UserError, match="ids up to 92, its embedding 90 rows"):
+        load_policy(str(tmp_path / "cut"))
+
+
+def test_check_finds_prompts_without_room(tier):
+    run = tier.base["run"]
+    rollout = run["rollout"] | {"max_total_tokens": 16}
+    only(
+        tier(run=run | {"rollout": rollout}),
+        "rollout.max_total_tokens: prompt 'tiny-v1' takes",
+        "only 15 fit",
+    )
+
+
+def test_check_finds_what_does_not_fit(tier, monkeypatch):
+    train = {"gpus": 1, "mem_mb": 8000}
+    assert tier(resources={"train": train}) == []
+    only(
+        tier(gib=0.5, resources={"train": train}),
+        "base_small + coder_small need 1.",
+        "of a GPU's 0.5",
+        "raise resources.train.gpus",
+    )
+    only(tier(resources={"train": {"gpus": 0, "mem_mb": 100}}), "resources.train.mem_mb", "the job has 0.1")
+    found = tier(resources={"train": train}, node={"device": "cuda:1"})
+    assert len(found) == 2 and all("is on GPU 1, but the job has 1" in line for line in found)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    only(
+        tier(resources={"train": train | {"gpus": 2}}),
+        "resources.train.gpus: expertise_small",
+        "takes 2, this machine has 1",
+    )
+
+
+def test_check_finds_a_full_disk(tier, monkeypatch):
+    free = shutil.disk_usage("/")._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
+    only(tier(), "disk: the runs leave 0 GB", "0 GB free")

@@ -94,7 +94,11 @@ def test_a_figure_trains_its_own_runs_in_the_tier_that_its_path_names(plan):
             None,
             "unknown method 'gepo': choose one of fnois, ftis",
         ),
-        ("paper_figures/small/fig1.pdf", None, "tier small has no models for .*it has fig8, table1, table2"),
+        (
+            "paper_figures/small/fig5.pdf",
+            None,
+            "tier small has no models for .*it has fig1, .*fig12, table1, table2",
+        ),
     ],
 )
 def test_unknown_names_are_errors_that_say_what_exists(plan, target, config, message):
@@ -112,6 +116,23 @@ def test_slurm_profile_runs_the_paper_tier_whatever_else_is_set():
     )
     assert code == 0, printed
     assert re.search(r"^train +186$", printed, re.MULTILINE) and "warm_start" not in printed
+
+
+def test_slurm_profile_lists_the_paper_s_runs_with_their_resources():
+    pytest.importorskip("snakemake_executor_plugin_slurm")
+    code, printed = _snakemake("--profile", "workflow/profiles/slurm", "-n", "runs")
+    assert code == 0, printed
+    listed = dict(re.findall(r"paper: training (\S+) \((.*)\)", printed))
+    assert len(listed) == 21
+    assert listed.pop("expertise_large-ftis-g50-vertical-s42") == "2 GPUs, 120000 MB, 2880 minutes"
+    assert set(listed.values()) == {"1 GPUs, 120000 MB, 2880 minutes"}
+
+
+def test_small_tier_warms_its_models_up_first(plan):
+    code, jobs, printed = plan("--quiet", "rules", config=["tier=small"])
+    assert code == 0, printed
+    assert jobs["warm_start"] == 2 and jobs["train"] == 16 and jobs["generate"] == 18
+    assert "tokenizer" not in jobs and "tiny_data" not in jobs
 
 
 def test_lint_has_only_its_environment_hint():

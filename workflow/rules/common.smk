@@ -55,7 +55,12 @@ os.environ.update(
 
 def need(rule, what):
     """Threads or a resource of a rule's job, as its tier says."""
-    return _plainly(lambda wildcards: getattr(grid.resources(wildcards.tier, rule), what))
+
+    def value(wildcards):
+        run = grid.Run.from_slug(wildcards.run) if wildcards.get("run") else None
+        return getattr(grid.resources(wildcards.tier, rule, run), what)
+
+    return _plainly(value)
 
 
 @_plainly
@@ -131,6 +136,11 @@ def data_settings(wildcards):
 @_plainly
 def warm_settings(wildcards):
     return grid.made_hash(wildcards.tier, wildcards.role)
+
+
+@_plainly
+def warm_inputs(wildcards):
+    return grid.warm_inputs(wildcards.tier, wildcards.role)
 
 
 @_plainly

@@ -1,4 +1,4 @@
-# Models that the workflow makes: one tokenizer for all, one supervised warm start a model and seed.
+# Models that the workflow makes: one tokenizer for all tiny ones, one supervised warm start a model and seed.
 
 
 rule tokenizer:
@@ -23,9 +23,7 @@ rule tokenizer:
 
 rule warm_start:
     input:
-        tokenizer="results/{tier}/models/tokenizer/tokenizer.json",
-        validation="results/{tier}/data/validation.jsonl",
-        ood="results/{tier}/data/ood.jsonl",
+        warm_inputs,
     output:
         "results/{tier}/models/{role}-s{seed}/warm.json",
         "results/{tier}/models/{role}-s{seed}/model.safetensors",
@@ -40,11 +38,9 @@ rule warm_start:
         gpu=need("warm_start", "gpus"),
     params:
         settings=warm_settings,
-        tokenizer=subpath(input.tokenizer, parent=True),
-        data=subpath(input.validation, parent=True),
         out=subpath(output[0], parent=True),
     message:
         "{wildcards.tier}: warm start of {wildcards.role}, seed {wildcards.seed}"
     shell:
         "python -m ftis.cli warm-start --tier {wildcards.tier} --model {wildcards.role} --seed {wildcards.seed}"
-        " --tokenizer {params.tokenizer} --data {params.data} --out {params.out} > {log} 2>&1"
+        " --out {params.out} > {log} 2>&1"

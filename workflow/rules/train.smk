@@ -22,5 +22,6 @@ rule train:
         recipe=train_recipe,
     message:
         "{wildcards.tier}: training {wildcards.run}"
+        " ({resources.gpu} GPUs, {resources.mem_mb} MB, {resources.runtime} minutes)"
     shell:
         "python -m ftis.cli train --tier {wildcards.tier} --run {wildcards.run} > {log} 2>&1"

@@ -1,0 +1,198 @@
+"""What of a plan would fail, found without a GPU: each problem with the setting or the way out."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from ftis import cost, grid
+from ftis.config import Dataset, RunConfig
+from ftis.cost import Gpu
+from ftis.errors import UserError
+from ftis.memory import GIB
+from ftis.plan import RunPlan, shape_of_role
+
+
+def check(
+    tier: str, runs: Sequence[RunPlan], gpu: Gpu = cost.GPU, results: Path = Path("results")
+) -> list[str]:
+    """All problems of these runs, each once, as lines of text; none where all is in order."""
+    tokenizers: dict[str, object] = {}
+    found: list[str] = []
+    for part in (
+        _models(tier, runs, tokenizers),
+        _data(tier, runs),
+        _tokenizers(tier, runs, tokenizers),
+        _prompts(tier, runs, tokenizers),
+        _gpus(runs),
+        _memory(runs, gpu),
+        _disk(runs, results),
+        _backends(runs),
+    ):
+        found += [line for line in part if line not in found]
+    return found
+
+
+def _says(call: Callable, *arguments) -> Iterator[str]:
+    try:
+        call(*arguments)
+    except UserError as error:
+        yield str(error)
+
+
+def _sources(tier: str, config: RunConfig) -> list[tuple[str, str, str | None]]:
+    """(role, folder or hub name, revision) of the models of a run that aren't made from nothing."""
+    models = grid.load_tier(tier).models
+    real = [(node.name, models[models[node.name].of or node.name]) for node in config.nodes]
+    return [(role, *grid.source_of(model)) for role, model in real if model.tiny is None]
+
+
+def _models(tier: str, runs: Sequence[RunPlan], tokenizers: dict) -> Iterator[str]:
+    """Models that aren't here nor to be had, and tokenizers that can't be read or are wider than the embedding."""
+    from ftis.policy import load_tokenizer, model_source
+
+    roles = {s[1:]: s[0] for run in reversed(runs) for s in reversed(_sources(tier, run.config))}
+    for (where, revision), role in reversed(roles.items()):
+        name = f"models.{role}: "
+        try:
+            source, _ = model_source(where, revision)
+            if Path(source).is_dir():
+                missing = [p for p in ("config.json", "*.safetensors") if not any(Path(source).glob(p))]
+                if missing:
+                    yield f"{name}{source} holds no {' and no '.join(missing)}; copy the whole model"
+            tokenizers[where] = load_tokenizer(where, revision)
+            shape = shape_of_role(tier, role)
+        except UserError as error:
+            yield name + str(error)
+            continue
+        ids = len(tokenizers[where])
+        if ids > shape.vocab_size:
+            yield (
+                f"{name}the tokenizer of {where} has ids up to {ids - 1}, its embedding {shape.vocab_size} rows: not a "
+                "pair; take the tokenizer that the model was trained with"
+            )
+
+
+def _data(tier: str, runs: Sequence[RunPlan]) -> Iterator[str]:
+    from ftis.data import load_problems, local_file, require_data
+
+    for data in dict.fromkeys(d for run in runs for d in _datasets(tier, run.config)):
+        if data.path is not None and data.path.startswith("results/"):
+            continue  # the workflow makes it
+        yield from _says(require_data, data)
+        try:
+            here = local_file(data) is not None
+        except UserError:
+            continue  # said already
+        if here:
+            yield from _says(load_problems, data)
+
+
+def _datasets(tier: str, config: RunConfig) -> list[Dataset]:
+    sets = [config.train, config.validation.data, *(b.data for b in grid.benchmarks(tier).values())]
+    return [data for data in sets if data is not None]
+
+
+def _tokenizers(tier: str, runs: Sequence[RunPlan], tokenizers: dict) -> Iterator[str]:
+    from ftis.train import tokenizer_difference
+
+    for run in runs:
+        here = [(role, where) for role, where, _ in _sources(tier, run.config) if where in tokenizers]
+        for role, where in here[1:]:
+            first_role, first = here[0]
+            difference = tokenizer_difference(tokenizers[first], tokenizers[where])
+            if difference:
+                yield (
+                    f"models.{role} and models.{first_role}: {where} and {first} have different tokenizers "
+                    f"({difference}); nodes exchange token ids and must share one"
+                )
+
+
+def _prompts(tier: str, runs: Sequence[RunPlan], tokenizers: dict) -> Iterator[str]:
+    """Training questions that leave no room for a completion, counted with the models' own tokenizers."""
+    from ftis.data import load_problems, local_file
+    from ftis.prompts import encode_prompt
+
+    seen = set()
+    for run in runs:
+        rollout, data = run.config.rollout, run.config.train
+        for _, where, _ in _sources(tier, run.config)[:1]:
+            key = (where, rollout.prompt, rollout.max_total_tokens, data)
+            if where not in tokenizers or rollout.max_total_tokens is None or key in seen:
+                continue
+            seen.add(key)
+            try:
+                problems = load_problems(data) if local_file(data) else []
+                for problem in problems:
+                    encode_prompt(
+                        rollout.prompt, problem.question, tokenizers[where], rollout.max_total_tokens - 1
+                    )
+            except UserError as error:
+                yield f"rollout.max_total_tokens: {error}"
+
+
+def _gpus(runs: Sequence[RunPlan]) -> Iterator[str]:
+    import torch
+
+    here = torch.cuda.device_count()
+    for run in runs:
+        for node in run.nodes:
+            if node.gpu is not None and node.gpu >= run.gpus:
+                yield (
+                    f"node.device: {node.role} of {run.slug} is on GPU {node.gpu}, but the job has {run.gpus} "
+                    "(resources.train.gpus); raise that, or set the device to auto"
+                )
+        if 0 < here < run.gpus:
+            yield (
+                f"resources.train.gpus: {run.slug} takes {run.gpus}, this machine has {here}; run it elsewhere or lower it"
+            )
+
+
+def _memory(runs: Sequence[RunPlan], gpu: Gpu) -> Iterator[str]:
+    tight: dict[str, list[str]] = {}
+    for run in runs:
+        for i, need in enumerate(run.gpu_bytes):
+            if need > gpu.gib * GIB:
+                names = " + ".join(n.label or n.role for n in run.nodes if n.gpu == i)
+                tight.setdefault(f"{names} need {need / GIB:.1f} GiB of a GPU's {gpu.gib:g}", []).append(
+                    run.slug
+                )
+        if run.host_bytes > run.host_limit:
+            yield (
+                f"resources.train.mem_mb: {run.slug} may need {run.host_bytes / 1e9:.1f} GB of the machine's memory (a run "
+                f"that was killed reads all nodes' states), the job has {run.host_limit / 1e9:.1f}; raise it"
+            )
+    for what, slugs in tight.items():
+        more = f" and {len(slugs) - 1} more" if len(slugs) > 1 else ""
+        yield (
+            f"{what} in {slugs[0]}{more}; raise resources.train.gpus, lower rollout.max_batch or optim.micro_batch_tokens, "
+            "or set node.gradient_checkpointing"
+        )
+
+
+def _disk(runs: Sequence[RunPlan], results: Path) -> Iterator[str]:
+    folder = results.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    need = sum(r.kept_bytes for r in runs) + max((r.disk_bytes - r.kept_bytes for r in runs), default=0)
+    if need > free:
+        yield (
+            f"disk: the runs leave {sum(r.kept_bytes for r in runs) / 1e9:.0f} GB and need {need / 1e9:.0f} GB in all with "
+            f"one running at a time; {folder} has {free / 1e9:.0f} GB free"
+        )
+    if not os.access(folder, os.W_OK):
+        yield f"disk: {folder} can't be written; run from another folder"
+
+
+def _backends(runs: Sequence[RunPlan]) -> Iterator[str]:
+    for run in runs:
+        backend = getattr(run.config.rollout, "backend", "transformers")
+        if backend == "vllm" and importlib.util.find_spec("vllm") is None:
+            yield (
+                "rollout.backend: vllm isn't installed in this environment (make .venv-vllm/.installed sets one up), or "
+                "take transformers"
+            )

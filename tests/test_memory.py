@@ -1,0 +1,150 @@
+"""The memory and cost models: hand-worked numbers, real models' parameters, and peaks measured on a CPU."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from ftis import cost, logprob_head, memory
+from ftis.config import Lora, Node
+from ftis.errors import UserError
+from ftis.memory import Batch, Shape, node_memory, shape_of, trainable
+from ftis.plan import shape_of_role
+from ftis.policy import add_lora
+
+ROOT = Path(__file__).parents[1]
+TOLERANCE = 0.3
+
+
+def node(**changes):
+    return Node(name="n", model="m", **changes)
+
+
+@pytest.mark.parametrize(
+    ("tier", "role", "parameters"),
+    [  # as the hub counts the checkpoints' tensors
+        ("paper", "base_small", 1_543_714_304),
+        ("paper", "coder_large", 3_085_938_688),
+        ("small", "base_small", 134_515_008),
+        ("small", "base_large", 361_821_120),
+        ("tiny", "base_small", 104_832),
+    ],
+)
+def test_parameters_of_known_models(tier, role, parameters):
+    assert shape_of_role(tier, role).parameters == parameters
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_shapes_are_read_off_a_config_and_count_what_transformers_makes(kind, tied):
+    config, lm = {"qwen2": (Qwen2Config, Qwen2ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}[kind]
+    made = config(
+        hidden_size=24, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, intermediate_size=40,
+        vocab_size=50, tie_word_embeddings=tied, head_dim=6,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = lm(made)
+    shape = shape_of(made.to_dict(), "config.json")
+    assert shape.parameters == sum(p.numel() for p in model.parameters())
+    for lora in (Lora(r=4), Lora(r=2, target_modules="all-linear"), Lora(r=3, target_modules=("o_proj",))):
+        adapted = add_lora(lm(made), lora, 0, None)
+        assert trainable(shape, lora) == sum(p.numel() for p in adapted.parameters() if p.requires_grad)
+
+
+def test_other_architectures_are_refused_with_what_to_give():
+    with pytest.raises(UserError, match="config.json: .*qwen2 and llama, this is 'mamba'; give .* shape"):
+        shape_of({"model_type": "mamba"}, "config.json")
+    with pytest.raises(UserError, match="(?s)hidden_size"):
+        shape_of({"model_type": "llama"}, "config.json")
+
+
+def test_parts_by_hand():
+    """3B in bfloat16 with checkpoints: the standing 16 bytes a parameter, and what a token and a batch take."""
+    shape = shape_of_role("paper", "base_large")
+    assert (logprob_head.CHUNK_LOGITS, logprob_head.LONGEST_LOGITS) == (
+        memory.CHUNK_LOGITS,
+        memory.LONGEST_LOGITS,
+    )
+    settings = node(compute_dtype="bfloat16", gradient_checkpointing=True)
+    batch = Batch(sequences=10, prompts=2, prompt_tokens=100, new_tokens=50)
+    parts = node_memory(shape, settings, 1000, [batch], 151_665)
+    p = shape.parameters
+    assert (parts.weights, parts.gradients, parts.optimizer) == (4 * p, 4 * p, 8 * p)
+    assert parts.casts == 2 * 36 * (2048 * (2048 + 2 * 256 + 2048) + 3 * 2048 * 11008)
+    # A token: 36 layers' inputs in float32; one layer's 20 H + 2 (2 A + 2 K + 4 I); its gradients 6 I + 8 H; 16 H.
+    layer = 20 * 2048 + 2 * (2 * 2048 + 2 * 256 + 4 * 11008)
+    assert parts.activations == 1000 * (36 * 4 * 2048 + layer + 6 * 11008 + 8 * 2048 + 16 * 2048)
+    # Keys in float32 and values in bfloat16: 10 rows of 150 tokens, and 2 prompts of 100.
+    assert parts.kv_cache == 36 * 256 * 6 * (10 * 150 + 2 * 100)
+    assert parts.peak == parts.standing + max(parts.update, parts.sampling)
+    # Two nodes on a GPU: both stand there, one works.
+    both = memory.gpu_memory([parts, parts])
+    assert both == memory.CONTEXT + 1.05 * (2 * parts.standing + max(parts.update, parts.sampling))
+
+
+def test_an_adapter_has_small_gradients_and_checkpoints_save_activations():
+    shape = shape_of_role("paper", "base_small")
+    batch = [Batch(16, 4, 100, 200)]
+    full, lora = node_memory(shape, node(), 4096, batch), node_memory(shape, node(lora=Lora()), 4096, batch)
+    # r (in + out) of q and v in 28 layers: 128 (1536 + 1536 + 1536 + 256) 28.
+    assert (
+        lora.gradients == 4 * 28 * 128 * 4864 and lora.optimizer == 2 * lora.gradients < full.optimizer / 50
+    )
+    less = node_memory(shape, node(gradient_checkpointing=True), 4096, batch)
+    assert less.activations < full.activations / 5 and less.standing == full.standing
+
+
+def test_cost_by_hand():
+    shape = Shape(
+        hidden_size=8, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, intermediate_size=16,
+        vocab_size=32,
+    )  # fmt: skip
+    matrices = 2 * (8 * 8 * 2 + 8 * 4 * 2 + 3 * 8 * 16)
+    assert shape.matrices == matrices
+    # 6 a parameter and token, the head on completion tokens only; an adapter spares the weights' gradients.
+    assert cost.update_flops(shape, node(), 10, 4) == 6 * (matrices * 10 + 32 * 8 * 4)
+    assert cost.update_flops(shape, node(lora=Lora()), 10, 4) == 4 * (matrices * 10 + 32 * 8 * 4)
+    again = cost.update_flops(shape, node(gradient_checkpointing=True), 10, 4, recomputed=True)
+    assert again == 8 * matrices * 10 + 6 * 32 * 8 * 4
+    # So small a model is bound by launches: 2 layers, 50 steps.
+    assert cost.decode_seconds(shape, node(), Batch(4, 1, 10, 50)) == pytest.approx(50 * 2 * 1e-3)
+    assert cost.in_batches(10, Batch(4, 1, 10, 50)) == 3 and cost.in_batches(0, Batch(4, 1, 10, 50)) == 0
+
+
+MEASURE = """
+import json, multiprocessing, sys
+sys.path.insert(0, "benchmarks")
+import gpu_step
+given = [gpu_step.options().parse_args(a.split()) for a in sys.argv[1:]]
+# Each in a process of its own, forked after the imports, so that one's peak isn't the next one's start.
+with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
+    print(json.dumps(pool.map(gpu_step.measure, given, chunksize=1)))
+"""
+
+
+@pytest.fixture(scope="module")
+def measured():
+    """Two iterations of a Qwen2-shaped model with 50,000 ids: full and LoRA, with and without checkpoints."""
+    common = "--shape toy --prompts 4 --group 4 --new-tokens 24 --micro-batch-tokens 1152 --device cpu"
+    kinds = ["", "--no-checkpointing", "--lora", "--lora --no-checkpointing"]
+    env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_ARENA_MAX": "1",
+           "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}  # fmt: skip
+    command = [sys.executable, "-c", MEASURE, *(f"{common} {kind}" for kind in kinds)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, check=False)
+    assert done.returncode == 0, done.stderr
+    return dict(zip(kinds, json.loads(done.stdout)))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the high-water mark in /proc")
+def test_the_memory_model_is_within_30_percent_of_measured_peaks(measured):
+    ratios = {kind: result["measured_over_estimated"] for kind, result in measured.items()}
+    assert all(1 - TOLERANCE < ratio < 1 + TOLERANCE for ratio in ratios.values()), ratios
+    # The four differ by more than the tolerance, so that one model for all of them would not pass.
+    peaks = {kind: result["peak_bytes"] for kind, result in measured.items()}
+    assert peaks["--no-checkpointing"] > 1.4 * peaks[""] > 1.4 * 1.2 * peaks["--lora"], peaks
+    assert all(result["grad_norm"] > 0 for result in measured.values())

@@ -281,7 +281,7 @@ def _generate(arguments: argparse.Namespace) -> None:
         if b.samples:
             tests[f"{role}_sampled"] = replace(tests[role], samples=b.samples, temperature=1.0)
     _use_threads(grid.resources(arguments.tier, "generate").threads)
-    sampling = Sampling(config.seed, config.rollout.max_batch, config.reward)
+    sampling = Sampling(config.seed, config.rollout.max_batch, config.reward, config.rollout.backend)
     with _gpus(arguments, "generate"):
         generate(subjects, tests, folder / "generations.jsonl", sampling, facts=facts, resume=True)
 

@@ -156,6 +156,11 @@ class Rollout:
     """What the objective does with truncated completions; dropped ones leave numerator and denominator."""
     max_batch: int = Field(default=1024, ge=1)
     """Sequences decoded at a time."""
+    backend: Literal["transformers", "vllm"] = "transformers"
+    """What samples: the trainer's own model, or an engine of vLLM a node, which must be installed."""
+    gpu_memory_utilization: float = Field(default=0.4, gt=0, lt=1)
+    """vllm on a GPU: the engine's share of the card that it has in common with the trainer, for its weights and
+    key-value cache; it gives them up during the update."""
 
 
 @settings

@@ -165,7 +165,7 @@ def generate(
         )
         return policy.tokenizer, TransformersSampler(policy)
 
-    first = load(subjects[0])  # a model that can't be loaded leaves no file behind
+    opened = load(subjects[0])  # a model that can't be loaded leaves no file behind
     with _locked(partial) as file:
         kept = _kept(file, header) if resume else []
         if not kept:
@@ -176,8 +176,9 @@ def generate(
             for subject in subjects:
                 left = {role: done[subject.node, role] // tests[role].samples for role in tests}
                 if all(left[role] == len(loaded[role]) for role in tests):
+                    opened = None
                     continue
-                tokenizer, sampler = first if subject is subjects[0] else load(subject)
+                tokenizer, sampler = opened or load(subject)
                 for role, test in tests.items():
                     for i, s, completion, text in complete(
                         tokenizer, sampler, loaded[role], test.prompt, test.max_new_tokens, (sampling.seed,),
@@ -192,6 +193,7 @@ def generate(
                         file.write(json.dumps(row) + "\n")
                         bar.update()
                     file.flush()
+                opened = tokenizer = sampler = None  # one model at a time on a GPU
         os.fsync(file.fileno())
         os.replace(partial, out)
 

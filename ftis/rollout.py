@@ -8,6 +8,7 @@ to the batch that it happens to sit in.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -61,6 +62,9 @@ class Sampler(Protocol):
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> list[list[Completion]]:
         """One list a request, one completion a key, in order."""
 
+    def updating(self) -> AbstractContextManager[None]:
+        """Around each change of the policy's weights; the sampler has taken them up when it ends."""
+
 
 def draws(key: tuple[int, ...], count: int) -> np.ndarray:
     """(count,) float32 uniforms in [0, 1) that depend on the key alone."""
@@ -101,6 +105,9 @@ class TransformersSampler:
             flat += self._batch(jobs[start : start + params.max_batch], params)
         rest = iter(flat)
         return [[next(rest) for _ in request.keys] for request in requests]
+
+    def updating(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def _batch(self, jobs: list[tuple[Request, tuple[int, ...]]], params: SamplingParams) -> list[Completion]:
         # Activation checkpointing keeps a model in train mode, where transformers refuses a cache.

@@ -42,6 +42,7 @@ from ftis.rewards import Verdict, grade_many, is_fault
 from ftis.rollout import Completion, Request, Sampler, SamplingParams, TransformersSampler
 from ftis.swarm import assignment
 from ftis.transport import LocalTransport, Transport
+from ftis.vllm_sampler import VllmSampler, require_vllm
 
 # Purposes that keep random draws apart; part of every key.
 ROLLOUT, VALIDATION, MINI_BATCH, ADAPTER = range(4)
@@ -130,6 +131,8 @@ class Swarm:
         self.config, self.recipe = config, recipe
         self.transport: Transport = LocalTransport()
         self._drawn: dict[int, tuple[list[Problem], list[list[int]]]] = {}
+        if config.rollout.backend == "vllm":
+            require_vllm()
         self.problems = load_problems(config.train)
         self.validation = load_problems(config.validation.data) if config.validation.data else []
         self.nodes = [
@@ -139,6 +142,10 @@ class Swarm:
         _check_same_tokenizer(self.nodes)
         stop = frozenset().union(*(n.policy.stop_ids for n in self.nodes))
         self.stop_at(stop)
+        if config.rollout.backend == "vllm":
+            longest = self._longest()
+            for node in self.nodes:
+                node.sampler = _vllm_sampler(node, longest)
 
     def stop_at(self, ids: frozenset[int]) -> None:
         """All nodes of a run end a completion at the same tokens: those that any of them ends at."""
@@ -238,6 +245,18 @@ class Swarm:
         self._drawn[step] = problems, ids
         return problems, ids
 
+    def _longest(self) -> int:
+        """Tokens of the longest prompt with its completion, in training and validation."""
+        rollout, budget = self.config.rollout, sampling_params(self.config).budget
+        tokenizer = self.nodes[0].policy.tokenizer
+
+        def lengths(problems: Sequence[Problem]) -> list[int]:
+            return [len(encode_prompt(rollout.prompt, p.question, tokenizer)) for p in problems]
+
+        needed = [n + budget(n) for n in lengths(self.problems)]
+        needed += [n + self.config.validation.max_new_tokens for n in lengths(self.validation)]
+        return max(needed)
+
     def _accept(self, node: Participant, step: int) -> list[tuple[int, int, Rollouts]]:
         """Foreign rollouts whose time has come, as far as they pass every check."""
         accepted = []
@@ -280,7 +299,8 @@ class Swarm:
     def restore(self, checkpoint: state.Checkpoint) -> None:
         tensors, mail = state.load_checkpoint(checkpoint)
         for node in self.nodes:
-            state.unpack_node(tensors[node.index], node.params, node.optimizer)
+            with node.sampler.updating():
+                state.unpack_node(tensors[node.index], node.params, node.optimizer)
             if node.index in checkpoint.memory:  # those of earlier versions hold none
                 node.remember(checkpoint.memory[node.index])
             for name, data in sorted(mail.items()):
@@ -308,6 +328,21 @@ def sampling_params(config: RunConfig) -> SamplingParams:
         config.readings.top_k,
         rollout.max_batch,
         rollout.max_total_tokens,
+    )
+
+
+def _vllm_sampler(node: Participant, longest: int) -> VllmSampler:
+    """An engine that follows a node's policy."""
+    settings, rollout = node.settings, node.config.rollout
+    return VllmSampler(
+        settings.model,
+        settings.revision,
+        node.policy.tokenizer,
+        settings.compute_dtype,
+        longest,
+        rollout.max_batch,
+        node.policy,
+        rollout.gpu_memory_utilization,
     )
 
 
@@ -443,7 +478,7 @@ class Participant:
         collected: list[dict[str, Any]] = []
         norms = []
         stopped = self.stopped
-        with self.phase("update"):
+        with self.phase("update"), self.sampler.updating():
             start = (
                 self._logprobs_now(samples, np.flatnonzero(used))
                 if readings.clip_reference == "iteration_start"

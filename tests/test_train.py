@@ -1,5 +1,6 @@
 """The loop: same seed, same run; what must not change a result; resuming; refusals."""
 
+import importlib.util
 import json
 import shutil
 import threading
@@ -421,3 +422,12 @@ def test_finished_and_foreign_folders(finished, tiny, tmp_path, capsys):
     with pytest.raises(UserError, match="other settings"):
         train(_build(tiny, iterations=4, seed=7), out)
     assert sha256(out) == before, "neither call touched the finished run"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed here")
+def test_a_missing_vllm_is_told_before_models_are_loaded(make_config, tmp_path):
+    nodes = [{"name": "base_small", "model": "no/such/folder", "learning_rate": 1e-3}]
+    config = make_config(nodes, rollout={"prompt": "tiny-v1", "backend": "vllm"})
+    with pytest.raises(UserError, match="vLLM can't be imported .*; install it"):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

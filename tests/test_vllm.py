@@ -1,38 +1,50 @@
 """The vLLM sampler with a real vLLM: skipped where it isn't installed (`make test-vllm` makes an environment for it)."""
 
+import gc
 import json
+import multiprocessing
+import os
+import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
-from ftis import cli
+from ftis import cli, tiny, vllm_sampler
+from ftis import train as train_module
+from ftis.config import RUN_CONFIG, Lora, parse
 from ftis.errors import UserError
 from ftis.policy import load_policy, load_tokenizer
 from ftis.rollout import Request, SamplingParams, TransformersSampler
-from ftis.tiny import make_tokenizer
+from ftis.vllm_engine import EngineError
+from ftis.vllm_sampler import VllmSampler, changed_weights
 
 pytest.importorskip(
     "vllm", reason="vLLM is not installed here; `make test-vllm` sets up an environment with it"
 )
 
-from ftis import vllm_sampler
-from ftis.vllm_sampler import VllmSampler
-
 PROMPTS = ("Tom has 7 pens, buys 5. How many pens now?", "Ann has 20 cups, halves them. Count the cups.")
 LENGTH = 80
+LORA = Lora(r=4, alpha=8, target_modules=("q_proj", "down_proj"))
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
-def folder(request, tmp_path_factory):
+@pytest.fixture(scope="module", autouse=True)
+def small_cache():
+    """1 GiB of keys and values an engine; making them zero takes time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+        yield
+
+
+def make_model(out: Path, tied: bool) -> Path:
     """A Qwen2 model with heads wide enough for vLLM's CPU attention, padded embeddings and traps in its configs."""
-    out = tmp_path_factory.mktemp("model")
-    make_tokenizer(out)
+    tiny.make_tokenizer(out)
     torch.manual_seed(3)
     model = Qwen2ForCausalLM(Qwen2Config(
         hidden_size=128, intermediate_size=192, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-        vocab_size=128, max_position_embeddings=256, initializer_range=0.12, tie_word_embeddings=request.param,
+        vocab_size=120, max_position_embeddings=256, initializer_range=0.12, tie_word_embeddings=tied,
         bos_token_id=None, eos_token_id=1, pad_token_id=0, dtype="float32",
     ))  # fmt: skip
     with torch.no_grad():  # ids beyond the tokenizer that would be sampled all the time
@@ -45,13 +57,24 @@ def folder(request, tmp_path_factory):
     return out
 
 
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+def folder(request, tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("model"), request.param)
+
+
 @pytest.fixture(scope="module")
 def sampler(folder):
-    return VllmSampler(str(folder), None, load_tokenizer(str(folder)), "float32", LENGTH, 16)
+    """One engine for all tests of a model; it reads few prompt tokens at a time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vllm_sampler, "BATCHED_TOKENS", 256)
+        return make_sampler(folder)
 
 
-def requests(folder, samples=6, run=0):
-    tokenizer = load_tokenizer(str(folder))
+def make_sampler(folder, policy=None, length=LENGTH):
+    return VllmSampler(str(folder), None, load_tokenizer(str(folder)), "float32", length, 16, policy)
+
+
+def requests(tokenizer, samples=6, run=0):
     return [
         Request(tokenizer(p, add_special_tokens=False).input_ids, [(run, i, s) for s in range(samples)])
         for i, p in enumerate(PROMPTS)
@@ -63,11 +86,10 @@ def flat(asked, groups):
     return [p for p, _ in pairs], [c for _, c in pairs]
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
-def test_logprobs_are_those_of_a_fresh_forward(folder, sampler, temperature):
-    asked = requests(folder)
-    prompts, found = flat(asked, sampler.sample(asked, SamplingParams(24, temperature)))
-    policy = load_policy(str(folder), device="cpu")
+def assert_fresh(policy, sampler, temperature=1.0, **params):
+    """Log-probs of what is sampled are those of a forward pass of the policy; returns prompts and completions."""
+    asked = requests(policy.tokenizer)
+    prompts, found = flat(asked, sampler.sample(asked, SamplingParams(24, temperature, **params)))
     with torch.no_grad():
         logp, _, mask = policy.token_logprobs(prompts, [c.tokens for c in found], temperature or 1.0)
     for row, kept, completion in zip(logp, mask, found):
@@ -75,11 +97,73 @@ def test_logprobs_are_those_of_a_fresh_forward(folder, sampler, temperature):
         assert len(completion.tokens) == 24 or completion.finished
         assert completion.finished == (completion.tokens[-1] in {1, 30})
         assert completion.tokens.max() < len(policy.tokenizer), "an id beyond the tokenizer was sampled"
+    return prompts, found
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
+def test_logprobs_are_those_of_a_fresh_forward(folder, sampler, temperature):
+    assert_fresh(load_policy(str(folder), device="cpu"), sampler, temperature)
+
+
+def test_top_k_cuts_the_draw_and_not_the_softmax(folder, sampler):
+    policy = load_policy(str(folder), device="cpu")
+    prompts, found = assert_fresh(policy, sampler, 0.8, top_k=3)
+    kept = []
+    for prompt, completion in zip(prompts, found):
+        ids = torch.tensor([[*prompt, *completion.tokens]])
+        with torch.no_grad():
+            logits = policy.causal_lm(ids).logits[0, len(prompt) - 1 : -1, : policy.vocab_size] / 0.8
+        best = logits.softmax(-1).topk(3)
+        assert (best.indices == torch.from_numpy(completion.tokens)[:, None]).any(-1).all()
+        kept += best.values.sum(-1).tolist()
+    assert min(kept) < 0.9, "nothing was cut"
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+def test_updates_are_taken_up(folder, sampler, lora):
+    """Before and after five updates, from base weights that the adapter's test needs as much as the others do."""
+    base = load_policy(str(folder), device="cpu")
+    policy = load_policy(str(folder), lora=lora, device="cpu")
+    params = policy.trainable()
+    optimizer = torch.optim.AdamW(params.values(), 0.01)
+    sampler.policy = policy
+    try:
+        prompts, before = assert_fresh(policy, sampler)
+        for _ in range(5):
+            with sampler.updating():
+                logp, _, mask = policy.token_logprobs(prompts, [c.tokens for c in before])
+                optimizer.zero_grad()
+                logp[mask].mean().backward()
+                optimizer.step()
+        trained = {name: p.clone() for name, p in policy.model.named_parameters()}
+        _, after = assert_fresh(policy, sampler)
+        assert [c.tokens.tolist() for c in after] != [c.tokens.tolist() for c in before]
+        assert all(torch.equal(p, trained[name]) for name, p in policy.model.named_parameters())
+    finally:
+        sampler.policy = base
+        with sampler.updating():
+            pass
+    _, again = assert_fresh(base, sampler)
+    assert [c.tokens.tolist() for c in again] == [c.tokens.tolist() for c in before]
+
+
+def test_an_adapter_changes_the_blocks_that_it_adapts(folder):
+    policy = load_policy(str(folder), lora=LORA, device="cpu")
+    with torch.no_grad():
+        for name, weight in policy.trainable().items():
+            if "lora_B" in name:
+                weight.normal_(std=0.05)
+    base = dict(load_policy(str(folder), device="cpu").model.named_parameters())
+    pushed = dict(changed_weights(policy))
+    assert pushed.keys() == {n for n in base if ".self_attn." in n or ".mlp." in n}
+    changed = {name for name, weight in pushed.items() if not torch.equal(weight, base[name])}
+    assert changed == {n for n in base if n.endswith(("q_proj.weight", "down_proj.weight"))}
 
 
 def test_greedy_is_that_of_the_other_backend(folder, sampler):
-    asked = requests(folder, samples=1)
-    ours = TransformersSampler(load_policy(str(folder), device="cpu")).sample(asked, SamplingParams(24, 0.0))
+    policy = load_policy(str(folder), device="cpu")
+    asked = requests(policy.tokenizer, samples=1)
+    ours = TransformersSampler(policy).sample(asked, SamplingParams(24, 0.0))
     theirs = sampler.sample(asked, SamplingParams(24, 0.0))
     for one, other in zip(flat(asked, ours)[1], flat(asked, theirs)[1]):
         assert one.tokens.tolist() == other.tokens.tolist()
@@ -87,7 +171,7 @@ def test_greedy_is_that_of_the_other_backend(folder, sampler):
 
 def test_a_key_decides_its_completion(folder, sampler):
     def tokens(run, order=1):
-        asked = requests(folder, run=run)[::order]
+        asked = requests(load_tokenizer(str(folder)), run=run)[::order]
         return [[c.tokens.tolist() for c in group] for group in sampler.sample(asked, SamplingParams(24))][
             ::order
         ]
@@ -98,23 +182,27 @@ def test_a_key_decides_its_completion(folder, sampler):
     assert len({str(t) for t in first[0]}) > 1, "a group of equal completions"
 
 
-def test_more_prompt_tokens_than_are_read_at_a_time(folder, monkeypatch):
+def test_more_prompt_tokens_than_are_read_at_a_time(sampler):
     """vLLM on a CPU crashes where it reads a seeded request's prompt in parts."""
-    monkeypatch.setattr(vllm_sampler, "BATCHED_TOKENS", 256)
-    sampler = VllmSampler(str(folder), None, load_tokenizer(str(folder)), "float32", 200, 16)
-    asked = [Request([2 + (i + k) % 90 for k in range(150)], [(i, s) for s in range(2)]) for i in range(12)]
+    asked = [Request([2 + (i + k) % 90 for k in range(70)], [(i, s) for s in range(2)]) for i in range(12)]
     groups = sampler.sample(asked, SamplingParams(8))
     assert [len(group) for group in groups] == [2] * 12
 
 
-def test_what_it_does_not_do_is_refused(folder, sampler):
-    with pytest.raises(UserError, match="top_k: vLLM's log-probs would be those of the k likeliest"):
-        sampler.sample(requests(folder), SamplingParams(4, top_k=5))
+def test_a_context_too_long_is_refused(folder):
     with pytest.raises(UserError, match="reads 256 tokens, prompt and completion may need 300"):
-        VllmSampler(str(folder), None, load_tokenizer(str(folder)), "float32", 300, 4)
+        make_sampler(folder, length=300)
 
 
-def test_evaluate_with_vllm(folder, tmp_path, monkeypatch, capsys):
+def test_a_dead_engine_is_told(sampler):
+    """The last test of the shared engine."""
+    os.kill(sampler.engine.process.pid, signal.SIGKILL)
+    with pytest.raises(EngineError, match="its process died .exit code -9."):
+        sampler.sample([Request([5, 6], [(0,)])], SamplingParams(4))
+
+
+def test_evaluate_with_vllm(tmp_path, monkeypatch, capsys):
+    folder = make_model(tmp_path / "model", tied=True)
     data = tmp_path / "data/gsm8k"
     data.mkdir(parents=True)
     rows = [{"question": q, "answer": f"#### {a}"} for q, a in zip(PROMPTS * 3, (12, 10) * 3)]
@@ -147,19 +235,83 @@ def test_evaluate_with_vllm(folder, tmp_path, monkeypatch, capsys):
     assert "CUDA_VISIBLE_DEVICES" in capsys.readouterr().err
 
 
-def test_an_adapter_is_merged(folder, tmp_path):
-    from ftis.config import Lora
-
+def test_an_adapter_is_merged(tmp_path):
+    folder = make_model(tmp_path / "model", tied=True)
     policy = load_policy(str(folder), lora=Lora(r=4, alpha=8, target_modules="all-linear"), device="cpu")
     with torch.no_grad():
         for name, weight in policy.trainable().items():
             if "lora_B" in name:
                 weight.normal_(std=0.05)
-    policy.save(tmp_path)
-    sampler = VllmSampler(str(tmp_path), None, load_tokenizer(str(folder)), "float32", LENGTH, 16)
-    asked = requests(folder)
-    prompts, found = flat(asked, sampler.sample(asked, SamplingParams(24)))
-    with torch.no_grad():
-        logp, _, mask = policy.token_logprobs(prompts, [c.tokens for c in found])
-    for row, kept, completion in zip(logp, mask, found):
-        np.testing.assert_allclose(completion.logprobs, row[kept].numpy(), atol=1e-4)
+    policy.save(tmp_path / "adapter")
+    assert_fresh(policy, make_sampler(tmp_path / "adapter"))
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_training_learns_and_resumes(tmp_path, monkeypatch):
+    """A full model and an adapter, each with an engine: rewards rise as they do with the transformers sampler, and
+    a run that was killed goes on bit for bit with new engines."""
+    monkeypatch.setitem(
+        tiny.SIZES, "xs", {"hidden_size": 128, "num_hidden_layers": 2, "intermediate_size": 192}
+    )
+    tiny.make_tokenizer(tmp_path / "tok")
+    tiny.make_data(tmp_path / "data", tiny.DataSettings(train=256, validation=64, ood=32))
+    base = tiny.TinyModel(size="xs", style="base", steps=400)
+    tiny.warm_start(base, 1, tmp_path / "tok", tmp_path / "data", tmp_path / "base")
+    model = str(tmp_path / "base")
+    lora = {"r": 8, "alpha": 16, "target_modules": "all-linear"}
+
+    def config(backend):
+        data = {"name": "tiny", "path": str(tmp_path / "data/train.jsonl"), "limit": 2}
+        nodes = [
+            {"name": "full", "model": model, "learning_rate": 1e-3},
+            {"name": "lora", "model": model, "learning_rate": 4e-3, "lora": lora},
+        ]
+        return parse(RUN_CONFIG, {
+            "name": backend, "nodes": nodes, "train": data, "method": "ftis", "threshold": 20.0, "iterations": 8,
+            "validation": {"data": data, "every": 8, "max_new_tokens": 48},
+            "prompts": 4, "group_size": 16, "checkpoint_every": 6, "threads": 1,
+            "rollout": {"prompt": "tiny-v1", "max_new_tokens": 48, "backend": backend},
+            "optim": {"name": "adamw", "micro_batch_tokens": 4096},
+        }, "test config")  # fmt: skip
+
+    def metrics(path):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for line in lines:
+            line.pop("seconds")
+            for node in line["nodes"]:
+                node.pop("seconds", None)
+        return lines
+
+    def killed(*_):
+        raise Killed
+
+    engines = set(multiprocessing.active_children())
+    with monkeypatch.context() as patch:
+        patch.setattr(train_module, "publish", killed)
+        with pytest.raises(Killed):
+            train_module.train(config("vllm"), tmp_path / "vllm")
+    uninterrupted = metrics(tmp_path / "vllm/state/metrics.jsonl")
+    train_module.train(config("vllm"), tmp_path / "vllm")
+    ours = metrics(tmp_path / "vllm/metrics.jsonl")
+    assert ours == uninterrupted
+    gc.collect()
+    assert set(multiprocessing.active_children()) <= engines, "an engine outlived its run"
+
+    train_module.train(config("transformers"), tmp_path / "transformers")
+    theirs = metrics(tmp_path / "transformers/metrics.jsonl")
+    assert [n["validation"]["greedy"] for n in ours[0]["nodes"]] == [
+        n["validation"]["greedy"] for n in theirs[0]["nodes"]
+    ]
+    for node in range(2):
+        for line in ours[1:]:
+            assert line["nodes"][node]["mismatch"]["max"] < 1e-4, (
+                "sampled from other weights than the trainer's"
+            )
+        early, late = (
+            [np.mean([line["nodes"][node]["reward"] for line in run[part]]) for run in (ours, theirs)]
+            for part in (slice(1, 3), slice(7, 9))
+        )
+        assert max(early) < 0.4 and min(late) > 0.7, (early, late)

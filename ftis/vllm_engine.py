@@ -1,0 +1,235 @@
+"""A vLLM engine in a process of its own, and the pipe over which it is asked.
+
+vLLM initialises torch.distributed, reseeds torch, freezes the number of threads of its process, and has one engine
+with sleep mode a process. In a child of its own it leaves the trainer alone, each node of a run can have one under
+any transport, and nothing but this file imports vLLM.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import traceback
+import weakref
+from collections.abc import Iterable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ftis.orphans import die_with
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # no process below this one
+    # The runner that runs on a CPU too, and whose draw `_keep_full_softmax` knows.
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+}
+CPU_ENGINE = {
+    # The default, a share of all memory, asks for too much.
+    "kv_cache_memory_bytes": 2 << 30,
+    # Compiling takes longer than it saves.
+    "enforce_eager": True,
+    # A prompt read in parts has its draw taken back, which a CPU's random generator can't do: vLLM would crash.
+    "enable_chunked_prefill": False,
+}
+"""Of vLLM on a CPU."""
+
+Job = tuple[list[int], int, int]
+"""Prompt, seed, and the most new tokens."""
+Answer = tuple[np.ndarray, np.ndarray, bool]
+"""tokens (T,) int32, log-probs (T,) float32, whether it ended by itself."""
+
+
+class EngineError(RuntimeError):
+    """What went wrong in the engine's process."""
+
+
+class Engine:
+    """The trainer's end: starts the process, which ends with this object and with this process."""
+
+    def __init__(self, options: dict[str, Any], threads: int, gpu: str | None, gpu_share: float | None):
+        """options: of `vllm.LLM`; threads: on a CPU; gpu: CUDA_VISIBLE_DEVICES, None as it is; gpu_share: of a GPU's
+        memory, where a trainer has the rest. Raises EngineError where vLLM can't run the model.
+        """
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(
+            target=_serve, args=(theirs, options, threads, gpu, gpu_share), daemon=True
+        )
+        self.process.start()
+        theirs.close()
+        weakref.finalize(self, _stop, self.process, self.pipe)
+        self._answer()
+
+    def sample(
+        self,
+        jobs: list[Job],
+        temperature: float,
+        top_k: int | None,
+        stop_ids: list[int],
+        bias: dict[int, float],
+    ) -> list[Answer]:
+        """Completions of the jobs, in order. bias: added to the logits of these ids."""
+        return self._call("sample", jobs, temperature, top_k, stop_ids, bias)
+
+    def sleep(self) -> None:
+        """Free the card's memory for the trainer; nothing to do where the engine has no share of a card."""
+        self._call("sleep")
+
+    def wake(self) -> None:
+        """Take the memory back."""
+        self._call("wake")
+
+    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Take up tensors under their checkpoint names: whole layers of vLLM, which fuses matrices."""
+        try:
+            self.pipe.send(("load", ()))
+            for name, tensor in weights:
+                tensor = tensor.detach().cpu().contiguous()
+                self.pipe.send((name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)))
+                self.pipe.send_bytes(memoryview(tensor.flatten().view(torch.uint8).numpy()))
+            self.pipe.send(None)
+        except OSError:
+            pass  # it failed or died half-way, which the answer says
+        self._answer()
+
+    def _call(self, name: str, *args: Any) -> Any:
+        try:
+            self.pipe.send((name, args))
+        except OSError:
+            pass
+        return self._answer()
+
+    def _answer(self) -> Any:
+        try:
+            done, value = self.pipe.recv()
+        except (EOFError, OSError):
+            self.process.join()
+            raise EngineError(f"its process died (exit code {self.process.exitcode})") from None
+        if not done:
+            raise EngineError(value)
+        return value
+
+
+def _stop(process: multiprocessing.Process, pipe: Connection) -> None:
+    pipe.close()
+    process.terminate()
+    process.join()
+
+
+def _serve(pipe: Connection, options: dict, threads: int, gpu: str | None, gpu_share: float | None) -> None:
+    """The process: starts an engine and answers until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer is interrupted, and ends this
+    die_with(
+        multiprocessing.parent_process().pid
+    )  # a killed trainer leaves no engine that holds a GPU's memory
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+    try:
+        served = _Served(pipe, options, threads, gpu_share)
+        pipe.send((True, None))
+        while True:
+            name, args = pipe.recv()
+            pipe.send((True, getattr(served, name)(*args)))
+    except (EOFError, BrokenPipeError):
+        return
+    except Exception as error:  # noqa: BLE001  whatever it is, the trainer must hear of it
+        traceback.print_exc()
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        pipe.send((False, lines[-1][:300]))
+
+
+class _Served:
+    """vLLM, in its own process."""
+
+    def __init__(self, pipe: Connection, options: dict, threads: int, gpu_share: float | None):
+        import vllm
+        from vllm.platforms import current_platform
+
+        torch.set_num_threads(threads)
+        cpu = current_platform.is_cpu()
+        self.pipe = pipe
+        self.sleeps = gpu_share is not None and not cpu
+        if cpu:
+            options = {**options, **CPU_ENGINE}
+        elif self.sleeps:
+            options = {**options, "gpu_memory_utilization": gpu_share, "enable_sleep_mode": True}
+        self.llm = vllm.LLM(**options)
+        self.llm.collective_rpc(_keep_full_softmax)
+
+    def sample(self, jobs, temperature, top_k, stop_ids, bias) -> list[Answer]:
+        from vllm import SamplingParams
+
+        # What an earlier call left would decide which prompts are read again, and so the last bits of a log-prob:
+        # a run that goes on from a checkpoint has no earlier call.
+        self.llm.reset_prefix_cache()
+        params = [
+            SamplingParams(
+                temperature=temperature,
+                top_k=top_k or 0,
+                max_tokens=budget,
+                seed=seed,
+                logprobs=0,
+                stop_token_ids=stop_ids,
+                logit_bias=bias or None,
+                detokenize=False,
+            )
+            for _, seed, budget in jobs
+        ]
+        prompts = [{"prompt_token_ids": prompt} for prompt, _, _ in jobs]
+        return [_answer(a.outputs[0]) for a in self.llm.generate(prompts, params, use_tqdm=False)]
+
+    def load(self) -> None:
+        self.llm.collective_rpc(_reload, args=(self._received(),))
+
+    def _received(self) -> Iterable[tuple[str, Tensor]]:
+        while (head := self.pipe.recv()) is not None:
+            name, dtype, shape = head
+            data = bytearray(self.pipe.recv_bytes())
+            yield name, torch.frombuffer(data, dtype=getattr(torch, dtype)).view(shape)
+
+    def sleep(self) -> None:
+        if self.sleeps:
+            self.llm.sleep(level=1)  # level 2 drops the buffers too, which a push doesn't bring back
+
+    def wake(self) -> None:
+        if self.sleeps:
+            self.llm.wake_up()
+
+
+def _answer(output) -> Answer:
+    tokens = np.array(output.token_ids, dtype=np.int32)
+    # Each position's entries are looked up by the sampled id: the first one is the likeliest token.
+    logprobs = [entry[token].logprob for token, entry in zip(output.token_ids, output.logprobs, strict=True)]
+    return tokens, np.array(logprobs, dtype=np.float32), output.finish_reason == "stop"
+
+
+def _reload(worker, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Load weights in place. A tied output embedding is passed over, but on a CPU it has a packed copy."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    worker.model_runner.reload_weights(weights_iterator=weights)
+    for module in worker.model_runner.get_model().modules():
+        if isinstance(module, ParallelLMHead):
+            module.quant_method.process_weights_after_loading(module)
+
+
+def _keep_full_softmax(worker) -> None:
+    """Have log-probs taken before top-k cuts the logits: they are those of the full softmax."""
+    draw = worker.model_runner.sampler.topk_topp_sampler
+    draw.logprobs_mode = "raw_logprobs"  # it takes none itself
+    choose = draw.forward
+
+    def forward(logits, generators, k, p):
+        logprobs = logits.log_softmax(-1, dtype=torch.float32)  # first: the cut is made in place
+        return choose(logits, generators, k, p)[0], logprobs
+
+    draw.forward = forward

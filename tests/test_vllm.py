@@ -25,6 +25,8 @@ pytest.importorskip(
     "vllm", reason="vLLM is not installed here; `make test-vllm` sets up an environment with it"
 )
 
+pytestmark = pytest.mark.vllm
+
 PROMPTS = ("Tom has 7 pens, buys 5. How many pens now?", "Ann has 20 cups, halves them. Count the cups.")
 LENGTH = 80
 LORA = Lora(r=4, alpha=8, target_modules=("q_proj", "down_proj"))

@@ -84,6 +84,7 @@ def train_node(
             _check_same_tokenizer(everyone, config)
             swarm.stop_at(frozenset().union(*(f.stop_ids for f in everyone.values())))
             done, before = agree({k: f.checkpoints for k, f in everyone.items()})
+            report(first=done)
             if node in before:
                 print(f"node {node} was lost at iteration {before[node]} and stays out", file=sys.stderr)
                 return
@@ -96,7 +97,6 @@ def train_node(
             )
             if node == min(everyone.keys() - before.keys()):
                 write_config(config, out)
-            report(first=done)
             swarm.begin(folder, checkpoints.get(done))
             for line in swarm.iterations(folder, done):
                 report(step=line["step"], reward=line["nodes"][0]["reward"], lost=dict(swarm.transport.lost))

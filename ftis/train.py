@@ -92,7 +92,9 @@ def is_finished(out: Path, recipe: str) -> bool:
         recorded = None
     if recorded != recipe:
         raise UserError(f"{out}: holds a finished run with other settings; remove it or choose another --out")
-    print(f"{out}: this run is finished; nothing to do", file=sys.stderr)
+    lost = json.loads((out / "final.json").read_text()).get("lost", ())
+    without = "".join(f", without {node['name']} from iteration {node['iteration']}" for node in lost)
+    print(f"{out}: this run is finished{without}; nothing to do", file=sys.stderr)
     return True
 
 

@@ -172,6 +172,8 @@ def test_the_others_finish_without_a_node_that_is_lost(tiny, tmp_path, capsys, b
     assert [subject.name for subject in subjects] == ["base", "base_lora"]
     said = capsys.readouterr().err
     assert f"the run went on without node 2 (coder) from iteration {first}" in said
+    launch(config, out)
+    assert f"is finished, without coder from iteration {first}; nothing to do" in capsys.readouterr().err
     how = "was killed by SIGKILL" if blow == "SIGKILL" else "was left out by the others, and stopped"
     assert f"warning: node 2 (coder) {how}" in said
     why = "its connection ended" if blow == "SIGKILL" else "it sent no message within 15 s"

@@ -1,13 +1,16 @@
 """Peers that send what they shouldn't: the run goes on without it, and without them if they go on."""
 
 import json
+import pickle
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import safetensors.torch
+import torch
 
 from ftis import train as train_module
-from ftis.message import encode
+from ftis.message import encode, message_size
 from ftis.train import Swarm, train
 
 from .test_train import Killed, _build, assert_same_run
@@ -22,6 +25,17 @@ def forge(monkeypatch, change):
         return encode(message, vocab_size)
 
     monkeypatch.setattr(train_module, "encode", forged)
+
+
+def until(iteration, last):
+    """`Swarm.iteration` of a run that is killed before its `last`."""
+
+    def stopping(self, step):
+        if step == last:
+            raise Killed
+        return iteration(self, step)
+
+    return stopping
 
 
 def lie(rollouts, vocab_size):
@@ -98,22 +112,43 @@ def test_a_peer_that_keeps_lying_is_left_out_and_stays_out_after_a_kill(tiny, tm
         [{"node": 1, "name": "base_lora", "iteration": 3}], [],
     ]  # fmt: skip
 
-    iteration = Swarm.iteration
-
-    def until(last):
-        def stopping(self, step):
-            if step == last:
-                raise Killed
-            return iteration(self, step)
-
-        return stopping
-
     for kill in (2, 4):  # with one failure noted, and with the peer out
         with monkeypatch.context() as patch:
-            patch.setattr(Swarm, "iteration", until(kill))
+            patch.setattr(Swarm, "iteration", until(Swarm.iteration, kill))
             with pytest.raises(Killed):
                 train(config, tmp_path / f"cut{kill}")
         train(config, tmp_path / f"cut{kill}")
         assert_same_run(tmp_path / "whole", tmp_path / f"cut{kill}")
         again = json.loads((tmp_path / f"cut{kill}/final.json").read_text())
         assert again["nodes"] == final["nodes"]
+
+
+def test_no_pickle_in_state_or_messages(tiny, tmp_path, monkeypatch):
+    """A run with mail that waits is checkpointed, killed and taken up again while nothing can be (un)pickled."""
+    before = _build(tiny, iterations=3, validation={}, split="vertical", staleness=1)
+    for module, names in (
+        (pickle, ("load", "loads", "dump", "dumps", "Pickler", "Unpickler")),
+        (torch, ("load", "save")),
+    ):
+        for name in names:
+            monkeypatch.setattr(module, name, lambda *_, what=name, **__: pytest.fail(f"{what} was called"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Swarm, "iteration", until(Swarm.iteration, 3))
+        with pytest.raises(Killed):
+            train(before, tmp_path / "run")
+    kinds = {
+        "safetensors": lambda data: safetensors.torch.load(data),
+        "json": json.loads,
+        "jsonl": lambda data: [json.loads(line) for line in data.splitlines()],
+        "mail": message_size,
+        "lock": bytes.decode,
+    }
+    seen = set()
+    for path in (tmp_path / "run/state").rglob("*"):
+        if path.is_file():
+            kind = path.suffix[1:] or path.name.split("-")[0]
+            kinds[kind](path.read_bytes())
+            seen.add(kind)
+    assert seen == set(kinds)
+    train(before, tmp_path / "run")
+    assert (tmp_path / "run/final.json").exists()

@@ -179,6 +179,8 @@ class Policy:
     def save(self, folder: Path) -> None:
         """Write the model (or the adapter) and the tokenizer, loadable by transformers and PEFT."""
         self.model.save_pretrained(folder)
+        # Whether the hub could be reached is no part of a tokenizer; with it, equal runs have other checksums.
+        self.tokenizer.init_kwargs.pop("local_files_only", None)
         self.tokenizer.save_pretrained(folder)
 
 

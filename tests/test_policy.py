@@ -9,6 +9,7 @@ import torch
 from ftis.config import Lora
 from ftis.errors import UserError
 from ftis.policy import load_policy, load_tokenizer, pick_device
+from ftis.provenance import sha256
 
 LORA = Lora(r=4, alpha=8, target_modules="all-linear")
 
@@ -194,3 +195,10 @@ def test_a_shared_prompt_is_read_once_with_the_same_result(tiny):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
     shared, plain = (r[3] for r in results)
     assert (shared - plain).norm() < 1e-5 * plain.norm()
+
+
+def test_a_saved_model_does_not_say_whether_the_hub_could_be_reached(tiny, tmp_path, monkeypatch):
+    load_policy(str(tiny / "base")).save(tmp_path / "with")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    load_policy(str(tiny / "base")).save(tmp_path / "without")
+    assert sha256(tmp_path / "with") == sha256(tmp_path / "without")

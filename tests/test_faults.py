@@ -54,6 +54,14 @@ def call(checkout, target, **environment):
     return process.returncode, printed
 
 
+def wait_for(condition, process):
+    """Returns when the condition is true; an error if the process has ended by then."""
+    until = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < until and process.poll() is None
+        time.sleep(0.01)
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A checkout with a tier of one short run, trained without a fault."""
@@ -99,10 +107,7 @@ def test_a_rule_that_fails_once_and_ctrl_c(finished, checkout):
     assert (checkout / "failed").exists() and not metrics.exists(), "half a file was left"
 
     process = start(checkout, FINAL, PYTHONPATH=str(checkout))
-    until = time.monotonic() + PATIENCE
-    while not list((checkout / RUN / "state").glob("step-*[2-9]")):
-        assert time.monotonic() < until and process.poll() is None
-        time.sleep(0.01)
+    wait_for(lambda: list((checkout / RUN / "state").glob("step-*[2-9]")), process)
     os.killpg(process.pid, signal.SIGINT)
     printed, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode != 0, printed
@@ -114,6 +119,30 @@ def test_a_rule_that_fails_once_and_ctrl_c(finished, checkout):
         "going on after iteration"
         in (checkout / "results/faults/logs/train/alone-base_small-s42.log").read_text()
     )
+    assert outcome(checkout) == outcome(finished)
+
+
+def test_an_orphan_of_a_killed_snakemake_is_waited_for(finished, checkout):
+    log = checkout / "results/faults/logs/train/alone-base_small-s42.log"
+    process = start(checkout, FINAL)
+    wait_for(lambda: list((checkout / RUN / "state").glob("step-*[2-9]")), process)
+    orphan = int(re.match(r"pid (\d+) on", (checkout / RUN / "state" / "lock").read_text())[1])
+    os.kill(orphan, signal.SIGSTOP)
+    process.kill()
+    process.wait()
+    unlock = [sys.executable, "-m", "snakemake", "--unlock", "--config", "tier=faults"]
+    subprocess.run(unlock, cwd=checkout, check=True, capture_output=True)
+
+    second = start(checkout, FINAL)
+    wait_for(
+        lambda: log.exists() and f"another process trains this run (pid {orphan} on" in log.read_text(),
+        second,
+    )
+    os.kill(orphan, signal.SIGCONT)
+    printed, _ = second.communicate(timeout=PATIENCE)
+    process.stdout.close()
+    assert second.returncode == 0, printed
+    assert "this run is finished; nothing to do" in log.read_text()
     assert outcome(checkout) == outcome(finished)
 
 

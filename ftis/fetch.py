@@ -49,7 +49,7 @@ def _models(tier: str) -> list[Model]:
 
 def _datasets(tier: str) -> list[Dataset]:
     """Sets of problems that are neither made by the workflow nor local, whole."""
-    config = grid.resolve(tier, grid.runs(tier)[0])
+    config = grid.resolve(tier, grid.runs(tier, "full")[0])
     used = [config.train, config.validation.data, *(b.data for b in grid.benchmarks(tier).values())]
     whole = {Dataset(name=d.name, split=d.split) for d in used if d and d.path is None}
     return sorted((d for d in whole if local_file(d) is None), key=lambda d: (d.name, d.split))

@@ -74,8 +74,8 @@ def decode_seconds(shape: Shape, node: Node, batch: Batch, gpu: Gpu = GPU) -> fl
     return batch.new_tokens * step
 
 
-def in_batches(total: int, batch: Batch) -> float:
-    """How many such batches `total` sequences are, the last one in proportion to nothing: it takes as long."""
+def in_batches(total: int, batch: Batch) -> int:
+    """How many batches `total` sequences make; a last one that isn't full takes as long as the others."""
     return -(-total // batch.sequences) if total else 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -189,10 +188,10 @@ def _disk(runs: Sequence[RunPlan], results: Path) -> Iterator[str]:
 
 
 def _backends(runs: Sequence[RunPlan]) -> Iterator[str]:
+    from ftis.vllm_sampler import require_vllm
+
     for run in runs:
-        backend = getattr(run.config.rollout, "backend", "transformers")
-        if backend == "vllm" and importlib.util.find_spec("vllm") is None:
-            yield (
-                "rollout.backend: vllm isn't installed in this environment (make .venv-vllm/.installed sets one up), or "
-                "take transformers"
-            )
+        if run.config.rollout.backend == "vllm":
+            yield from (f"rollout.backend: {line}" for line in _says(require_vllm))
+            if run.config.readings.top_k is not None:
+                yield f"readings.top_k: {run.slug} asks for it, and vLLM can't; take rollout.backend transformers"

@@ -126,6 +126,8 @@ class Memory:
     kv_cache: float
     sampler: float
     """The sampler's logits and what reading the prompts takes."""
+    engine: float = 0
+    """An engine of vLLM with its own weights and cache, where that samples: there unless its own node learns."""
 
     @property
     def standing(self) -> float:
@@ -139,12 +141,12 @@ class Memory:
 
     @property
     def sampling(self) -> float:
-        """Held during sampling besides."""
-        return self.casts + self.kv_cache + self.sampler
+        """Held during sampling besides, an engine's own apart."""
+        return 0 if self.engine else self.casts + self.kv_cache + self.sampler
 
     @property
     def peak(self) -> float:
-        return self.standing + max(self.update, self.sampling)
+        return self.standing + max(self.update, self.sampling + self.engine)
 
 
 @dataclass(frozen=True)
@@ -162,11 +164,13 @@ class Batch:
 
 
 def node_memory(
-    shape: Shape, node: Node, micro_batch_tokens: int, batches: Sequence[Batch], vocabulary: int | None = None
-) -> Memory:
+    shape: Shape, node: Node, micro_batch_tokens: int, batches: Sequence[Batch], vocabulary: int | None = None,
+    engine: float = 0,
+) -> Memory:  # fmt: skip
     """A node's parts. batches: what it samples in training, and then in validation; the larger counts.
 
-    vocabulary: the tokenizer's ids, the width of the softmax; None: the embedding's rows.
+    vocabulary: the tokenizer's ids, the width of the softmax; None: the embedding's rows. engine: bytes that vLLM is
+    given, where it samples.
     """
     half = node.compute_dtype == "bfloat16"
     unit = HALF if half else FULL
@@ -197,8 +201,9 @@ def node_memory(
         head=_head(
             shape, node.lora is None, half, vocabulary, micro_batch_tokens * completed, batches[0].new_tokens
         ),
-        kv_cache=kv_cache,
-        sampler=sampler,
+        kv_cache=0 if engine else kv_cache,
+        sampler=0 if engine else sampler,
+        engine=engine,
     )
 
 
@@ -248,12 +253,17 @@ def _sampling(shape: Shape, batch: Batch, half: bool, vocabulary: int) -> tuple[
 def gpu_memory(nodes: Sequence[Memory]) -> float:
     """Peak of one GPU on which these nodes live in one process: they take turns, so all stand there and one works.
 
-    With CUDA's own memory and the allocator's slack.
+    With CUDA's own memory and the allocator's slack. An engine takes what it is given, and sleeps only while its own
+    node learns.
     """
     if not nodes:
         return 0.0
-    worst = max(max(node.update, node.sampling) for node in nodes)
-    return CONTEXT + (1 + SLACK) * (sum(node.standing for node in nodes) + worst)
+    engines = sum(node.engine for node in nodes)
+    worst = max(
+        max((1 + SLACK) * node.update + engines - node.engine, (1 + SLACK) * node.sampling + engines)
+        for node in nodes
+    )
+    return CONTEXT + (1 + SLACK) * sum(node.standing for node in nodes) + worst
 
 
 def batches_of(

@@ -14,7 +14,7 @@ from typing import Any
 from ftis import cost, grid, memory
 from ftis.config import Dataset, RunConfig
 from ftis.cost import Gpu
-from ftis.memory import FULL, Batch, Memory, Shape
+from ftis.memory import FULL, GIB, Batch, Memory, Shape
 from ftis.message import BYTES_A_COMPLETION, BYTES_A_MESSAGE, BYTES_A_TOKEN
 from ftis.state import KEPT
 from ftis.swarm import assignment
@@ -134,6 +134,7 @@ def plan_run(tier: str, run: grid.Run, gpu: Gpu = cost.GPU) -> RunPlan:
     mean, longest = PROMPT_TOKENS[config.train.name]
     validation = problem_count(config.validation.data)
     counts = [completion_count(config, k) for k in range(len(config.nodes))]
+    vllm = config.rollout.backend == "vllm"
     nodes = []
     for k, (node, where) in enumerate(zip(config.nodes, place(config, gpus))):
         shape = shape_of_role(tier, node.name)
@@ -153,7 +154,10 @@ def plan_run(tier: str, run: grid.Run, gpu: Gpu = cost.GPU) -> RunPlan:
             role=node.name, label=node.label, model=node.model, revision=node.revision, gpu=where,
             parameters=shape.parameters, trained=memory.trainable(shape, node.lora),
             completions=counts[k] * config.iterations, sequences=max(b.sequences for b in batches),
-            memory=memory.node_memory(shape, node, min(config.optim.micro_batch_tokens, most), batches),
+            memory=memory.node_memory(
+                shape, node, min(config.optim.micro_batch_tokens, most), batches,
+                engine=config.rollout.gpu_memory_utilization * gpu.gib * GIB * (vllm and where is not None),
+            ),
             seconds=seconds,
         ))  # fmt: skip
     states = [3 * FULL * node.trained for node in nodes]  # weights and two moments
@@ -189,7 +193,7 @@ def plan(tier: str, runs: Sequence[grid.Run]) -> str:
     return as_text(tier, plan_runs(tier, runs))
 
 
-PARTS = ("weights", "optimizer", "gradients", "casts", "activations", "head", "kv_cache", "sampler")
+PARTS = ("weights", "optimizer", "gradients", "casts", "activations", "head", "kv_cache", "sampler", "engine")
 
 
 def as_text(tier: str, runs: Sequence[RunPlan], gpu: Gpu = cost.GPU) -> str:
@@ -215,7 +219,7 @@ def as_text(tier: str, runs: Sequence[RunPlan], gpu: Gpu = cost.GPU) -> str:
         *_aligned(lines), "",
         *_aligned([head, *nodes.values()]),
         "peak of a node: weights + optimizer, and the larger of an update (gradients, casts, activations, head) and of",
-        "sampling (casts, kv cache, sampler)",
+        "sampling (casts, kv cache, sampler; or vLLM's engine)",
         "", f"{len(runs)} runs of tier {tier}: {grid.load_tier(tier).about}",
         f"each training job: {train.threads} threads, {train.mem_mb} MB, at most {train.runtime} minutes",
         f"GPU-hours on {gpu.name} ({gpu.gib:g} GiB): {sum(r.gpu_hours for r in runs):.1f}; estimated with {_assumptions()}",

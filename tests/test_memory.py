@@ -84,7 +84,14 @@ def test_parts_by_hand():
     assert parts.peak == parts.standing + max(parts.update, parts.sampling)
     # Two nodes on a GPU: both stand there, one works.
     both = memory.gpu_memory([parts, parts])
-    assert both == memory.CONTEXT + 1.05 * (2 * parts.standing + max(parts.update, parts.sampling))
+    assert both == pytest.approx(
+        memory.CONTEXT + 1.05 * (2 * parts.standing + max(parts.update, parts.sampling))
+    )
+    # With engines of vLLM the trainer samples nothing, and one engine is awake while the other's node learns.
+    engine = node_memory(shape, settings, 1000, [batch], 151_665, engine=9e9)
+    assert (engine.kv_cache, engine.sampler, engine.sampling) == (0, 0, 0)
+    busy = max(1.05 * engine.update + 9e9, 18e9)
+    assert memory.gpu_memory([engine, engine]) == pytest.approx(memory.CONTEXT + 2.1 * engine.standing + busy)
 
 
 def test_an_adapter_has_small_gradients_and_checkpoints_save_activations():

@@ -1,5 +1,6 @@
 """What `ftis plan` says, against hand-worked numbers and a run that was really made."""
 
+import importlib.util
 import json
 import shutil
 from dataclasses import replace
@@ -127,6 +128,7 @@ def test_plan_as_json_and_with_another_gpu(capsys):
         "head",
         "kv_cache",
         "sampler",
+        "engine",
         "peak",
     }
     assert data["runs"][0]["nodes"][0]["memory"].keys() == parts
@@ -264,3 +266,20 @@ def test_check_finds_a_full_disk(tier, monkeypatch):
     free = shutil.disk_usage("/")._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
     only(tier(), "disk: the runs leave 0 GB", "0 GB free")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed here")
+def test_check_finds_that_vllm_is_missing_and_what_it_can_not_do(tier):
+    run = tier.base["run"] | {"rollout": tier.base["run"]["rollout"] | {"backend": "vllm"}}
+    only(tier(run=run), "rollout.backend: vLLM can't be imported (it isn't installed)")
+    found = tier(run=run | {"readings": {"preset": "code"}})
+    assert len(found) == 2 and found[1].startswith("readings.top_k: expertise_small-ftis-g50-vertical-s42")
+
+
+def test_two_engines_and_two_nodes_on_a_card(tier):
+    """Two engines with 49 % of a card each leave no room for the nodes; with 30 % each they do."""
+    resources = {"train": {"gpus": 1, "mem_mb": 8000}}
+    for share, fits in ((0.49, False), (0.3, True)):
+        rollout = tier.base["run"]["rollout"] | {"backend": "vllm", "gpu_memory_utilization": share}
+        found = tier(gib=10.0, run=tier.base["run"] | {"rollout": rollout}, resources=resources)
+        assert ("need" not in " ".join(found)) == fits, found

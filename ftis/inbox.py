@@ -85,7 +85,7 @@ def faults(r: Rollouts, expected: Expected) -> np.ndarray:
         "too_long": r.length > budget,
         "token_id": np.logical_or.reduceat(unknown_id, starts),
         "logprob": ~np.logical_and.reduceat(likely, starts),
-        "reward": ~np.isin(r.reward, list(expected.rewards)),
+        "reward": ~np.isin(r.reward, np.array(list(expected.rewards), np.float32)),
         # One at the end of a finished completion, and none anywhere else.
         "stop_token": (stops[ends - 1] != r.finished)
         | (np.add.reduceat(stops.astype(np.int64), starts) != r.finished),

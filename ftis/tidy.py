@@ -236,6 +236,11 @@ def sources(tier: str, run_dirs: Sequence[Path]) -> dict[str, Any]:
             found.setdefault("lost_nodes", set()).add(
                 f"{folder.name}: {node['name']} from iteration {node['iteration']}"
             )
+        for node in final["nodes"]:
+            for peer in node.get("distrusted", ()):
+                found.setdefault("distrusted_nodes", set()).add(
+                    f"{folder.name}: {peer['name']} by {node['name']} from iteration {peer['iteration']}"
+                )
         git = made["git"] or {}
         found.setdefault("commit", set()).add(
             (git.get("commit") or "none") + (" with changes" if git.get("dirty") else "")

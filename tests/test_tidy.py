@@ -154,6 +154,7 @@ def test_a_node_that_was_lost_is_reported_and_the_rest_of_its_run_read(folders, 
         written["nodes"].pop()
         if name == "final.json":
             written["lost"] = [{"node": 1, "name": "base_large", "label": "BASE_LARGE", "iteration": 2}]
+            written["nodes"][0]["distrusted"] = [{"node": 1, "name": "base_large", "iteration": 2}]
         (run / name).write_text(json.dumps(written))
     chosen = [folders["alone-base_small-s42"], folders["start-base_small-s42"], run]
     make_tidy("tiny", chosen, tmp_path / "out")
@@ -162,6 +163,7 @@ def test_a_node_that_was_lost_is_reported_and_the_rest_of_its_run_read(folders, 
     assert runs.loc[slug, "iterations"].to_list() == [2, 1]
     facts = json.loads((tmp_path / "out/provenance.json").read_text())
     assert facts["lost_nodes"] == f"{slug}: base_large from iteration 2"
+    assert facts["distrusted_nodes"] == f"{slug}: base_large by base_small from iteration 2"
     make_claims(tables, "tiny", tmp_path / "out")
     make_economics(tables, "tiny", tmp_path / "out")
 

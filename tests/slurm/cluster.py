@@ -78,7 +78,7 @@ class Cluster:
     """A running Slurm. `environment` is what commands need to reach it."""
 
     folder: Path
-    patience: int = 6
+    patience: int = 10
     """Seconds until a node that doesn't answer counts as lost."""
     environment: dict[str, str] = field(init=False)
 

@@ -191,7 +191,7 @@ def _backends(runs: Sequence[RunPlan]) -> Iterator[str]:
     from ftis.vllm_sampler import require_vllm
 
     for run in runs:
-        if run.config.rollout.backend == "vllm":
+        if "vllm" in map(run.config.backend, range(len(run.config.nodes))):
             yield from (f"rollout.backend: {line}" for line in _says(require_vllm))
             if run.config.readings.top_k is not None:
                 yield f"readings.top_k: {run.slug} asks for it, and vLLM can't; take rollout.backend transformers"

@@ -123,6 +123,8 @@ class Node:
     completion instead of once a group."""
     micro_batch_tokens: int | None = Field(default=None, ge=1)
     """None: that of `optim`; a node on a smaller device takes a smaller one."""
+    backend: Literal["transformers", "vllm"] | None = None
+    """What samples for this node; None: that of `rollout`."""
 
 
 @settings
@@ -247,6 +249,10 @@ class RunConfig:
     """Seconds that a node waits for another's samples, when transport is processes, before it goes on without
     it for good. A node whose process ends is noticed at once."""
 
+    def backend(self, node: int) -> str:
+        """What samples for a node."""
+        return self.nodes[node].backend or self.rollout.backend
+
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
         if self.method not in METHODS:
@@ -369,7 +375,9 @@ def recipe(config: RunConfig) -> dict[str, Any]:
     """What of a run decides its result: the settings without labels and placement."""
     plain = {k: v for k, v in to_dict(config).items() if k not in _NOT_RECIPE["run"]}
     plain["nodes"] = [
-        {k: v for k, v in node.items() if k not in _NOT_RECIPE["node"]} for node in plain["nodes"]
+        # A node's own backend counts where it has one; runs from before it could have keep their recipes.
+        {k: v for k, v in node.items() if k not in _NOT_RECIPE["node"] and (k, v) != ("backend", None)}
+        for node in plain["nodes"]
     ]
     return plain
 

@@ -134,7 +134,6 @@ def plan_run(tier: str, run: grid.Run, gpu: Gpu = cost.GPU) -> RunPlan:
     mean, longest = PROMPT_TOKENS[config.train.name]
     validation = problem_count(config.validation.data)
     counts = [completion_count(config, k) for k in range(len(config.nodes))]
-    vllm = config.rollout.backend == "vllm"
     nodes = []
     for k, (node, where) in enumerate(zip(config.nodes, place(config, gpus))):
         shape = shape_of_role(tier, node.name)
@@ -155,8 +154,10 @@ def plan_run(tier: str, run: grid.Run, gpu: Gpu = cost.GPU) -> RunPlan:
             parameters=shape.parameters, trained=memory.trainable(shape, node.lora),
             completions=counts[k] * config.iterations, sequences=max(b.sequences for b in batches),
             memory=memory.node_memory(
-                shape, node, min(config.optim.micro_batch_tokens, most), batches,
-                engine=config.rollout.gpu_memory_utilization * gpu.gib * GIB * (vllm and where is not None),
+                shape, node, min(node.micro_batch_tokens or config.optim.micro_batch_tokens, most), batches,
+                engine=config.rollout.gpu_memory_utilization * gpu.gib * GIB * (
+                    config.backend(k) == "vllm" and where is not None
+                ),
             ),
             seconds=seconds,
         ))  # fmt: skip

@@ -133,20 +133,20 @@ class Swarm:
         self.config, self.recipe = config, recipe
         self.transport: Transport = LocalTransport()
         self._drawn: dict[int, tuple[list[Problem], list[list[int]]]] = {}
-        if config.rollout.backend == "vllm":
+        members = list(range(len(config.nodes)) if members is None else members)
+        if any(config.backend(k) == "vllm" for k in members):
             require_vllm()
         self.problems = load_problems(config.train)
         self.validation = load_problems(config.validation.data) if config.validation.data else []
         self.nodes = [
-            Participant(k, config, load_node(config.nodes[k], _adapter_seed(config, k), k))
-            for k in (range(len(config.nodes)) if members is None else members)
+            Participant(k, config, load_node(config.nodes[k], _adapter_seed(config, k), k)) for k in members
         ]
         _check_same_tokenizer(self.nodes)
         stop = frozenset().union(*(n.policy.stop_ids for n in self.nodes))
         self.stop_at(stop)
-        if config.rollout.backend == "vllm":
+        if engines := [node for node in self.nodes if config.backend(node.index) == "vllm"]:
             longest = self._longest()
-            for node in self.nodes:
+            for node in engines:
                 node.sampler = _vllm_sampler(node, longest)
 
     def stop_at(self, ids: frozenset[int]) -> None:

@@ -56,7 +56,8 @@ def test_the_recipe_holds_what_decides_the_result_and_nothing_else():
         {"name": "other"},
         {"threads": 2},
         {"checkpoint_every": 3},
-        {"nodes": [{"name": "a", "model": "m", "label": "M", "device": "cpu"}]},
+        {"nodes": [{"name": "a", "model": "m", "label": "M", "device": "cpu", "micro_batch_tokens": 64}]},
+        {"transport": "processes", "deadline": 60},
     ):
         assert recipe_hash(build(**same)) == base, same
     for other in (
@@ -65,6 +66,7 @@ def test_the_recipe_holds_what_decides_the_result_and_nothing_else():
         {"seed": 1},
         {"nodes": [{"name": "b", "model": "m"}]},
         {"nodes": [{"name": "a", "model": "m", "revision": "abc"}]},
+        {"nodes": [{"name": "a", "model": "m", "backend": "vllm"}]},
         {"readings": {"std": "population"}},
         {"validation": {"every": 3}},
     ):

@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from ftis import cli, tiny, vllm_sampler
 from ftis import train as train_module
 from ftis.config import RUN_CONFIG, Lora, parse
 from ftis.errors import UserError
+from ftis.launch import launch
 from ftis.policy import load_policy, load_tokenizer
 from ftis.rollout import Request, SamplingParams, TransformersSampler
 from ftis.vllm_engine import EngineError
@@ -317,3 +319,32 @@ def test_training_learns_and_resumes(tmp_path, monkeypatch):
             for part in (slice(1, 3), slice(7, 9))
         )
         assert max(early) < 0.4 and min(late) > 0.7, (early, late)
+
+
+def test_a_node_samples_with_vllm_beside_one_that_does_not(tmp_path):
+    """Nodes differ in what samples for them, here each in a process of its own."""
+    model = str(make_model(tmp_path / "model", True))
+    tiny.make_data(tmp_path / "data", tiny.DataSettings(train=64, validation=8, ood=8))
+    plain = parse(RUN_CONFIG, {
+        "name": "mixed", "method": "tis", "iterations": 2, "prompts": 4, "group_size": 4, "threads": 1,
+        "nodes": [
+            {"name": "one", "model": model},
+            {"name": "other", "model": model},
+        ],
+        "train": {"name": "tiny", "path": str(tmp_path / "data/train.jsonl")}, "transport": "processes",
+        "rollout": {"prompt": "tiny-v1", "max_new_tokens": 24},
+    }, "test config")  # fmt: skip
+    mixed = replace(plain, nodes=(plain.nodes[0], replace(plain.nodes[1], backend="vllm")))
+    first = {}
+    for name, run, config in (("plain", train_module.train, plain), ("mixed", launch, mixed)):
+        run(config, tmp_path / name)
+        assert json.loads((tmp_path / name / "final.json").read_text())["lost"] == []
+        lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        first[name] = lines[1]["nodes"]
+        for line in lines[1:]:
+            one, other = line["nodes"]
+            assert one["refused"] == other["refused"] == {} and other["mismatch"]["max"] < 1e-3
+            assert one["tokens_trained"] == other["tokens_trained"] > one["tokens_generated"]
+    # The first node samples as before; the other has vLLM's draws of the same policy.
+    assert [first["mixed"][0][key] == first["plain"][0][key] for key in ("entropy", "length")] == [True, True]
+    assert first["mixed"][1]["entropy"] != first["plain"][1]["entropy"]

@@ -4,7 +4,9 @@ import json
 
 import pytest
 import torch
+import yaml
 
+from ftis import cli, grid
 from ftis.config import Dataset
 from ftis.data import Problem, load_problems
 from ftis.errors import UserError
@@ -83,3 +85,32 @@ def test_texts_that_are_too_long_are_left_out_and_all_of_them_is_an_error(easy, 
             WarmStart(steps=1, max_tokens=8), 1, str(tiny / "base"), None, "tiny-v1", easy, tmp_path / "x"
         )
     assert not (tmp_path / "x").exists()
+
+
+def test_the_command_makes_what_the_tier_s_runs_start_from(easy, tiny, tmp_path, monkeypatch):
+    (tmp_path / "tiers").mkdir()
+    (tmp_path / "grid.yaml").write_text((grid.CONFIG / "grid.yaml").read_text())
+    data = {"name": "gsm8k", "path": easy.path}
+    model = {"label": "x", "model": str(tiny / "base"), "warm": {"steps": 2, "batch": 4}}
+    (tmp_path / "tiers/warmed.yaml").write_text(yaml.safe_dump({
+        "about": "a test", "seeds": 1, "learning_rate": {"full": 1e-4, "lora": 1e-3}, "prompts": {"*": 4},
+        "models": {"base_small": model}, "benchmarks": {},
+        "run": {"train": data, "rollout": {"prompt": "tiny-v1", "max_new_tokens": 20}},
+    }))  # fmt: skip
+    monkeypatch.setattr(grid, "CONFIG", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (node,) = grid.resolve("warmed", grid.Run.from_slug("alone-base_small-s3")).nodes
+    out = node.model
+    assert out == "results/warmed/models/base_small-s3"
+    assert (
+        cli.main(["warm-start", "--tier", "warmed", "--model", "base_small", "--seed", "3", "--out", out])
+        == 0
+    )
+    facts = json.loads((tmp_path / out / "warm.json").read_text())
+    assert (facts["model"], facts["seed"], facts["prompt"], facts["problems"]) == (
+        str(tiny / "base"),
+        3,
+        "tiny-v1",
+        16,
+    )
+    assert not torch.equal(load_policy(out).head(), load_policy(str(tiny / "base")).head())

@@ -13,7 +13,8 @@ smoke: $(VENV)/.installed
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest
 
-# What takes too long for every change: with Debian's slurm-wlm and munge, as root, the whole smoke tier on a Slurm.
+# What takes too long for every change: 100,000 mutated messages, 20 runs killed and started again, and, with
+# Debian's slurm-wlm and munge, as root, the whole smoke tier on a Slurm.
 check-all: $(VENV)/.installed
 	$(BIN)/python -m pytest -m long
 

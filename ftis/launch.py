@@ -68,6 +68,7 @@ def launch(config: RunConfig, out: Path, wait: bool = False) -> None:
     with state.run_lock(out / "state", wait) as lock:
         if is_finished(out, recipe):
             return
+        state.remove_partial(out)
         state.refuse_other_transport(out / "state", recipe, "processes")
         write_config(config, out)
         children: list[_Child] = []

@@ -83,6 +83,15 @@ def _lock_file(folder: Path, wait: bool, kind: int) -> TextIO:
         handle.close()
 
 
+def remove_partial(out: Path) -> None:
+    """Remove what a killed process was writing when it died. The caller holds the run's lock alone."""
+    for path in out.rglob(".*.partial"):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
 def append_metrics(path: Path, line: dict[str, Any]) -> None:
     """Add one JSON line and flush it to disk."""
     with open(path, "a") as handle:

@@ -61,6 +61,7 @@ def train(config: RunConfig, out: Path, wait: bool = False) -> None:
     with state.run_lock(folder, wait):
         if is_finished(out, recipe):
             return
+        state.remove_partial(out)
         state.refuse_other_transport(folder, recipe, "local")
         if config.threads:
             torch.set_num_threads(config.threads)

@@ -120,7 +120,11 @@ def test_a_killed_run_ends_like_an_undisturbed_one(undisturbed, start, tmp_path,
     event = int(rng.integers(1, counts[phase], endpoint=True))
     print(f"seed {SEED}: event {event} of {counts[phase]} of {phase}")
     assert start(config, tmp_path / "run", phase, event) == -signal.SIGKILL
+    for half in (".final.json.1.partial", "state/.step-000009.partial/node0.safetensors"):
+        (tmp_path / "run" / half).parent.mkdir(exist_ok=True)
+        (tmp_path / "run" / half).write_bytes(b"half a fi")
     assert start(config, tmp_path / "run") == 0
+    assert not list((tmp_path / "run").rglob(".*.partial"))
     assert_same_run(whole, tmp_path / "run")
     assert any(node["grad_norm"] > 0 for line in metrics(whole)[1:] for node in line["nodes"])
     facts = [json.loads((out / "final.json").read_text()) for out in (whole, tmp_path / "run")]

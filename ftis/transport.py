@@ -111,7 +111,7 @@ class SocketTransport:
         while busy := [p for p in self._peers.values() if p.outbox or not p.complete]:
             left = end - time.monotonic()
             if left <= 0:
-                for peer in busy:  # by now another node may have left some of them out
+                for peer in busy:
                     what = "didn't take a message" if peer.complete else "sent no message"
                     self._lose(peer, f"it {what} within {deadline:g} s")
                 break
@@ -177,6 +177,8 @@ class SocketTransport:
 
     def _lose(self, peer: _Peer, why: str) -> None:
         """Without it from the first iteration whose message it hasn't sent."""
+        if peer.node not in self._peers:  # another node has left it out, as was seen a moment ago
+            return
         first = self._step + peer.complete
         self.lost = self.roll.strike(peer.node, first)
         print(f"node {peer.node} is left out from iteration {first}: {why}", file=sys.stderr)

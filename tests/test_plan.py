@@ -274,6 +274,7 @@ def test_check_finds_that_vllm_is_missing_and_what_it_can_not_do(tier):
     only(tier(run=run), "rollout.backend: vLLM can't be imported (it isn't installed)")
     found = tier(run=run | {"readings": {"preset": "code"}})
     assert len(found) == 2 and found[1].startswith("readings.top_k: expertise_small-ftis-g50-vertical-s42")
+    only(tier(node={"backend": "vllm"}), "rollout.backend: vLLM can't be imported")
 
 
 def test_two_engines_and_two_nodes_on_a_card(tier):

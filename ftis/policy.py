@@ -134,7 +134,8 @@ class Policy:
             ids = self._padded([[*p, *c] for p, c in zip(prompts, completions)])
             starts = torch.tensor([len(p) for p in prompts], device=self.device)
             hidden = self.hidden(input_ids=ids, use_cache=False)[row, starts[row] + column - 1]
-        return hidden, target, mask
+        # The last norm leaves float32 under autocast; the head's products are in the compute type, as the sampler's.
+        return hidden.to(self.compute_dtype), target, mask
 
     def _hidden_after_shared(self, distinct, prompts, completions) -> Tensor:
         """Hidden states (N, T, H) that predict the completions' tokens, each distinct prompt read once.

@@ -193,5 +193,3 @@ def _backends(runs: Sequence[RunPlan]) -> Iterator[str]:
     for run in runs:
         if "vllm" in map(run.config.backend, range(len(run.config.nodes))):
             yield from (f"rollout.backend: {line}" for line in _says(require_vllm))
-            if run.config.readings.top_k is not None:
-                yield f"readings.top_k: {run.slug} asks for it, and vLLM can't; take the backend transformers"

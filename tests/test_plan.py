@@ -269,11 +269,9 @@ def test_check_finds_a_full_disk(tier, monkeypatch):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed here")
-def test_check_finds_that_vllm_is_missing_and_what_it_can_not_do(tier):
+def test_check_finds_that_vllm_is_missing(tier):
     run = tier.base["run"] | {"rollout": tier.base["run"]["rollout"] | {"backend": "vllm"}}
     only(tier(run=run), "rollout.backend: vLLM can't be imported (it isn't installed)")
-    found = tier(run=run | {"readings": {"preset": "code"}})
-    assert len(found) == 2 and found[1].startswith("readings.top_k: expertise_small-ftis-g50-vertical-s42")
     only(tier(node={"backend": "vllm"}), "rollout.backend: vLLM can't be imported")
 
 

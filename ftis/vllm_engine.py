@@ -129,6 +129,8 @@ def _serve(pipe: Connection, options: dict, threads: int, gpu: str | None, gpu_s
     die_with(
         multiprocessing.parent_process().pid
     )  # a killed trainer leaves no engine that holds a GPU's memory
+    # vLLM's lock is then one that nobody needs to clean up after this process has been ended.
+    multiprocessing.set_start_method("fork", force=True)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if gpu is not None:

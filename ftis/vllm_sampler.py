@@ -82,6 +82,7 @@ class VllmSampler:
                 "skip_tokenizer_init": True,
                 "dtype": compute_dtype,
                 "generation_config": "vllm",
+                "use_tqdm_on_load": False,
                 "logprobs_mode": "processed_logprobs",
                 "max_model_len": max_length,
                 "max_num_seqs": max_batch,

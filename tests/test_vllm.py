@@ -257,9 +257,7 @@ class Killed(BaseException):
 def test_training_learns_and_resumes(tmp_path, monkeypatch):
     """A full model and an adapter, each with an engine: rewards rise as they do with the transformers sampler, and
     a run that was killed goes on bit for bit with new engines."""
-    monkeypatch.setitem(
-        tiny.SIZES, "xs", {"hidden_size": 128, "num_hidden_layers": 2, "intermediate_size": 192}
-    )
+    monkeypatch.setitem(tiny.SIZES, "xs", tiny.SIZES["xs"] | {"hidden_size": 128})
     tiny.make_tokenizer(tmp_path / "tok")
     tiny.make_data(tmp_path / "data", tiny.DataSettings(train=256, validation=64, ood=32))
     base = tiny.TinyModel(size="xs", style="base", steps=400)

@@ -6,7 +6,7 @@
 
 Both sides: the same model folder, prompts, completions a prompt, longest completion, float32, AdamW, reward function
 (ours), one update an iteration, no reference model, no checkpoint, and the same malloc settings. TRL takes an
-iteration's completions in one batch; ours in micro-batches of 8,192 tokens. Each measurement is a process of its own,
+iteration's completions in one batch; ours in micro-batches of 2,048 tokens. Each measurement is a process of its own,
 A B A B; an iteration's time is the median without the first, memory is the peak above what the process held after its
 imports. Writes benchmarks/results/grpo_step.json.
 """
@@ -60,7 +60,7 @@ def ours(model: str, size: dict, threads: int, scratch: Path) -> dict:
     config = parse(RUN_CONFIG, {
         "name": "benchmark", "method": "alone", "nodes": [{"name": "a", "model": model, "learning_rate": 1e-5}],
         "train": {"name": "tiny", "path": str(data)}, "prompts": size["prompts"], "group_size": size["group"],
-        "rollout": {"prompt": "tiny-v1", "max_new_tokens": size["tokens"]}, "optim": {"name": "adamw"},
+        "rollout": {"prompt": "tiny-v1", "max_new_tokens": size["tokens"]}, "optim": {"name": "adamw", "micro_batch_tokens": 2048},
         "iterations": size["iterations"] + 1,
     }, "benchmark")  # fmt: skip
     swarm = train.Swarm(config, recipe_hash(config))
@@ -132,6 +132,7 @@ def report(wall: list[float], cpu: list[float], tokens: list[int], held: float, 
     return {
         "seconds": round(seconds, 4), "cpu_seconds": round(statistics.median(cpu[1:]), 4),
         "tokens_a_second": round(statistics.median(tokens[1:]) / seconds),
+        "cpu_token": statistics.median(c / t for c, t in zip(cpu[1:], tokens[1:], strict=True)),
         "completion_tokens": int(statistics.median(tokens[1:])),
         "peak_mib": round(peak_mib() - held), "start_seconds": round(started, 2),
     }  # fmt: skip
@@ -212,6 +213,7 @@ def main() -> None:
                 row["throughput_ratio"] = ratios(
                     [a["tokens_a_second"] / b["tokens_a_second"] for a, b in pairs]
                 )
+                row["cpu_ratio"] = ratios([b["cpu_token"] / a["cpu_token"] for a, b in pairs])
                 row["memory_ratio"] = ratios([a["peak_mib"] / b["peak_mib"] for a, b in pairs])
                 print(
                     f"{'':18}throughput x {row['throughput_ratio']}, memory x {row['memory_ratio']}",

@@ -72,7 +72,7 @@ def finished(tmp_path_factory):
     tier["models"] = {"base_small": {"label": "XS", "tiny": {"size": "xs", "style": "base", "steps": 20}}}
     tier["data"] = {"train": 64, "validation": 16, "ood": 16}
     tier["prompts"] = {"*": 2}
-    tier["run"] |= {"iterations": 20, "checkpoint_every": 1, "validation": {}}
+    tier["run"] |= {"iterations": 80, "checkpoint_every": 1, "validation": {}}
     (checkout / "workflow/config/tiers/faults.yaml").write_text(yaml.safe_dump(tier))
     code, printed = call(checkout, FINAL)
     assert code == 0, printed
@@ -85,6 +85,11 @@ def checkout(finished, tmp_path):
     shutil.copytree(finished, tmp_path / "checkout", symlinks=True)
     shutil.rmtree(tmp_path / "checkout" / RUN)
     return tmp_path / "checkout"
+
+
+def holder(checkout):
+    """The process that trains the run, as its lock says."""
+    return int(re.match(r"pid (\d+) on", (checkout / RUN / "state" / "lock").read_text())[1])
 
 
 def outcome(checkout):
@@ -108,7 +113,11 @@ def test_a_rule_that_fails_once_and_ctrl_c(finished, checkout):
 
     process = start(checkout, FINAL, PYTHONPATH=str(checkout))
     wait_for(lambda: list((checkout / RUN / "state").glob("step-*[2-9]")), process)
+    # Held while it is signalled, so that it can't be done before.
+    trainer = holder(checkout)
+    os.kill(trainer, signal.SIGSTOP)
     os.killpg(process.pid, signal.SIGINT)
+    os.kill(trainer, signal.SIGCONT)
     printed, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode != 0, printed
     assert not final.exists() and not metrics.exists()
@@ -126,7 +135,7 @@ def test_an_orphan_of_a_killed_snakemake_is_waited_for(finished, checkout):
     log = checkout / "results/faults/logs/train/alone-base_small-s42.log"
     process = start(checkout, FINAL)
     wait_for(lambda: list((checkout / RUN / "state").glob("step-*[2-9]")), process)
-    orphan = int(re.match(r"pid (\d+) on", (checkout / RUN / "state" / "lock").read_text())[1])
+    orphan = holder(checkout)
     os.kill(orphan, signal.SIGSTOP)
     process.kill()
     process.wait()

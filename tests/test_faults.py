@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 import yaml
@@ -40,6 +41,8 @@ def start(checkout, target, **environment):
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        # A terminal's processes don't ignore Ctrl-C, but those that a shell put in the background do.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  no threads here
     )
 
 

@@ -175,6 +175,8 @@ def main() -> None:
     from ftis.provenance import provenance, versions
 
     out = Path(__file__).parent / "results/grpo_step.json"
+    where = {k: v for k, v in provenance().items() if k in ("git", "cpu", "cpus", "packages")}
+    malloc = {k: os.environ[k] for k in one_thread.WANTED if k.startswith("MALLOC")}
     rows = json.loads(out.read_text())["rows"] if out.exists() else []
     head = (
         f"{'model':10}{'threads':>8}{'side':>6}{'s/iter':>9}{'CPU s':>9}{'tok/s':>8}{'MiB':>7}{'start s':>9}"
@@ -220,11 +222,8 @@ def main() -> None:
                     flush=True,
                 )
                 rows = [r for r in rows if (r["model"], r["threads"]) != (label, threads)] + [row]
-    where = {k: v for k, v in provenance().items() if k in ("git", "cpu", "cpus", "packages")}
-    malloc = {k: os.environ[k] for k in one_thread.WANTED if k.startswith("MALLOC")}
-    out.write_text(
-        json.dumps({"rows": rows, "malloc": malloc, **versions(("trl",)), **where}, indent=1) + "\n"
-    )
+                facts = {"rows": rows, "malloc": malloc, **versions(("trl",)), **where}
+                out.write_text(json.dumps(facts, indent=1) + "\n")
 
 
 def ratios(values: list[float]) -> list[float]:

@@ -218,7 +218,7 @@ def main() -> None:
                 row["cpu_ratio"] = ratios([b["cpu_token"] / a["cpu_token"] for a, b in pairs])
                 row["memory_ratio"] = ratios([a["peak_mib"] / b["peak_mib"] for a, b in pairs])
                 print(
-                    f"{'':18}throughput x {row['throughput_ratio']}, memory x {row['memory_ratio']}",
+                    f"{'':18}x {row['throughput_ratio']}, by CPU x {row['cpu_ratio']}, memory x {row['memory_ratio']}",
                     flush=True,
                 )
                 rows = [r for r in rows if (r["model"], r["threads"]) != (label, threads)] + [row]

@@ -7,17 +7,15 @@ of a run; an effect is a difference of two runs of a seed. About a minute on one
 benchmarks/results/claims_coverage.json; docs/claims.md quotes it.
 """
 
-import json
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
+import record
 
 from ftis import stats
 from ftis.claims import CLAIMS
 from ftis.grid import load_grid
-from ftis.provenance import provenance
 from ftis.verdicts import ALPHA, MARGIN, Component, decide, decisive
 
 Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
@@ -242,11 +240,7 @@ def main() -> None:
     for part in (coverage, selected, family_wise, power, verdicts_at):
         results[part.__name__] = part(rng)
         print(f"{part.__name__}: {time.process_time() - began:.0f} CPU s so far", flush=True)
-    where = {k: v for k, v in provenance().items() if k in ("git", "cpu", "cpus", "packages")}
-    out = Path(__file__).parent / "results/claims_coverage.json"
-    out.write_text(
-        json.dumps({**results, "cpu_seconds": round(time.process_time() - began), **where}, indent=1) + "\n"
-    )
+    record.write("claims_coverage", **results, cpu_seconds=round(time.process_time() - began))
 
 
 if __name__ == "__main__":

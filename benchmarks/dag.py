@@ -7,7 +7,6 @@ for the target `runs` (training alone) and up to 1,000 runs for the default targ
 report: about three jobs a run). Writes benchmarks/results/dag.json.
 """
 
-import json
 import os
 import re
 import resource
@@ -17,8 +16,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+import record
+
 from ftis import grid
-from ftis.provenance import provenance
 
 ROOT = Path(__file__).parent.parent
 
@@ -75,9 +75,7 @@ def main() -> None:
                     f"{r['runs']:7}{target:>8}{r['seconds']:8}{r['cpu_seconds']:8}{r['peak_mib']:7}",
                     flush=True,
                 )
-    where = {k: v for k, v in provenance().items() if k in ("git", "cpu", "cpus", "packages")}
-    out = Path(__file__).parent / "results/dag.json"
-    out.write_text(json.dumps({"rows": rows, "load": os.getloadavg(), **where}, indent=1) + "\n")
+    record.write("dag", rows=rows)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,6 @@ Writes benchmarks/results/exchange.json.
 """
 
 import argparse
-import json
-import os
 import statistics
 import tempfile
 import time
@@ -22,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import one_thread  # noqa: F401
+import record
 import torch
 
 from ftis.config import Dataset
@@ -30,7 +29,6 @@ from ftis.inbox import Expected, receive
 from ftis.message import BYTES_A_TOKEN, Message, Rollouts, decode, encode, pack
 from ftis.policy import load_policy
 from ftis.prompts import encode_prompt
-from ftis.provenance import provenance
 from ftis.rollout import Request, SamplingParams, TransformersSampler
 from ftis.swarm import owner
 from ftis.tiny import DataSettings, TinyModel, make_data, make_tokenizer, warm_start
@@ -156,9 +154,7 @@ def main() -> None:
             cells += [f"{row[key]:,}" for key in ("sent_a_node", "received_a_node")]
             cells += [f"{row[f'{key}_tokens_a_second']:,}" for key in ("encode", "decode", "receive")]
             print("  ".join(f"{cell:>15}" for cell in cells))
-    where = {k: v for k, v in provenance().items() if k in ("git", "cpu", "cpus", "packages")}
-    out = Path(__file__).parent / "results/exchange.json"
-    out.write_text(json.dumps({"rows": results, "load": os.getloadavg(), **where}, indent=1) + "\n")
+    record.write("exchange", rows=results)
 
 
 if __name__ == "__main__":

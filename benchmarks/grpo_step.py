@@ -25,6 +25,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import record
+
 SIDES = ("ours", "trl")
 TINY = {"prompts": 16, "group": 12, "tokens": 48, "iterations": 6}
 SMALL = {"prompts": 2, "group": 4, "tokens": 64, "iterations": 4}
@@ -46,23 +48,30 @@ def questions(count: int) -> list[dict]:
     ]
 
 
+def run_config(model: str, size: dict, scratch: Path):
+    """Settings of our side: one model alone, an iteration more than are counted."""
+    from ftis.config import RUN_CONFIG, parse
+
+    data = scratch / "train.jsonl"
+    data.write_text("".join(json.dumps(q) + "\n" for q in questions(64)))
+    return parse(RUN_CONFIG, {
+        "name": "benchmark", "method": "alone", "nodes": [{"name": "a", "model": model, "learning_rate": 1e-5}],
+        "train": {"name": "tiny", "path": str(data)}, "prompts": size["prompts"], "group_size": size["group"],
+        "rollout": {"prompt": "tiny-v1", "max_new_tokens": size["tokens"]},
+        "optim": {"name": "adamw", "micro_batch_tokens": 2048}, "iterations": size["iterations"] + 1,
+    }, "benchmark")  # fmt: skip
+
+
 def ours(model: str, size: dict, threads: int, scratch: Path) -> dict:
     began = time.perf_counter()
     import torch
 
     from ftis import train
-    from ftis.config import RUN_CONFIG, parse, recipe_hash
+    from ftis.config import recipe_hash
 
     torch.set_num_threads(threads)
     held = peak_mib()
-    data = scratch / "train.jsonl"
-    data.write_text("".join(json.dumps(q) + "\n" for q in questions(64)))
-    config = parse(RUN_CONFIG, {
-        "name": "benchmark", "method": "alone", "nodes": [{"name": "a", "model": model, "learning_rate": 1e-5}],
-        "train": {"name": "tiny", "path": str(data)}, "prompts": size["prompts"], "group_size": size["group"],
-        "rollout": {"prompt": "tiny-v1", "max_new_tokens": size["tokens"]}, "optim": {"name": "adamw", "micro_batch_tokens": 2048},
-        "iterations": size["iterations"] + 1,
-    }, "benchmark")  # fmt: skip
+    config = run_config(model, size, scratch)
     swarm = train.Swarm(config, recipe_hash(config))
     started = time.perf_counter() - began
     wall, cpu, tokens = [], [], []
@@ -172,10 +181,9 @@ def main() -> None:
             found = {"ours": ours, "trl": trl}[side](model, json.loads(size), int(threads), Path(scratch))
         print(json.dumps(found))
         return
-    from ftis.provenance import provenance, versions
+    from ftis.provenance import versions
 
     out = Path(__file__).parent / "results/grpo_step.json"
-    where = {k: v for k, v in provenance().items() if k in ("git", "cpu", "cpus", "packages")}
     malloc = {k: os.environ[k] for k in one_thread.WANTED if k.startswith("MALLOC")}
     rows = json.loads(out.read_text())["rows"] if out.exists() else []
     head = (
@@ -222,8 +230,7 @@ def main() -> None:
                     flush=True,
                 )
                 rows = [r for r in rows if (r["model"], r["threads"]) != (label, threads)] + [row]
-                facts = {"rows": rows, "malloc": malloc, **versions(("trl",)), **where}
-                out.write_text(json.dumps(facts, indent=1) + "\n")
+                record.write("grpo_step", rows=rows, malloc=malloc, **versions(("trl",)))
 
 
 def ratios(values: list[float]) -> list[float]:

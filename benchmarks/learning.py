@@ -8,18 +8,17 @@ Writes benchmarks/results/learning.json.
 """
 
 import json
-import os
 import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import one_thread  # noqa: F401
+import record
 import torch
 
 from ftis import grid
 from ftis.config import Dataset, Validation
-from ftis.provenance import provenance
 from ftis.tiny import make_data, make_tokenizer, warm_start
 from ftis.train import train
 
@@ -86,10 +85,7 @@ def main() -> None:
         train(pair, root / "pair")
         seconds = round(time.process_time() - began, 1)
         print(f"XS + XS, 32 prompts x 12, 50 iterations: {seconds} CPU s after imports")
-        where = {k: v for k, v in provenance().items() if k in ("git", "cpu", "cpus", "packages")}
-        result = {"alone": rows, "pair_cpu_s": seconds, "load": os.getloadavg(), **where}
-        out = Path(__file__).parent / "results/learning.json"
-        out.write_text(json.dumps(result, indent=1) + "\n")
+        record.write("learning", alone=rows, pair_cpu_s=seconds)
 
 
 if __name__ == "__main__":

@@ -20,10 +20,11 @@ import sys
 import time
 from pathlib import Path
 
+import record
 import torch
 
 from ftis.logprob_head import TokenLogprob, accumulate
-from ftis.provenance import provenance, versions
+from ftis.provenance import versions
 
 VOCABULARY, WIDTH, LENGTH = 151_936, 256, 256
 PATHS = ("plain", "trl", "recompute", "ours")
@@ -139,10 +140,8 @@ def main() -> None:
             rows.append({"what": what, "tokens": tokens, "path": path, **json.loads(done.stdout)})
             row = rows[-1]
             print(f"{what:8}{tokens:8}{path:>11}{row['cpu_seconds']:9.2f}{row['peak_mib']:10}", flush=True)
-    where = {k: v for k, v in provenance().items() if k in ("git", "cpu", "cpus", "packages")}
-    out = Path(__file__).parent / "results/logprob_memory.json"
-    settings = {"vocabulary": VOCABULARY, "width": WIDTH, "completion": LENGTH, "load": os.getloadavg()}
-    out.write_text(json.dumps({**settings, "rows": rows, **versions(("trl",)), **where}, indent=1) + "\n")
+    settings = {"vocabulary": VOCABULARY, "width": WIDTH, "completion": LENGTH}
+    record.write("logprob_memory", **settings, rows=rows, **versions(("trl",)))
 
 
 if __name__ == "__main__":

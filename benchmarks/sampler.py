@@ -20,12 +20,13 @@ import tempfile
 import time
 from pathlib import Path
 
+import record
 import torch
 from grpo_step import questions, ratios, shaped
 
 from ftis.policy import load_policy
 from ftis.prompts import encode_prompt
-from ftis.provenance import provenance, versions
+from ftis.provenance import versions
 from ftis.rollout import Request, SamplingParams, TransformersSampler
 
 GROUP, TOKENS = 12, 48
@@ -120,8 +121,7 @@ def main() -> None:
                 row["load"] = round(os.getloadavg()[0], 1)
                 print(f"{'':20}x {row['ratio']}", flush=True)
                 rows.append(row)
-    where = {k: v for k, v in provenance().items() if k in ("git", "cpu", "cpus", "packages")}
-    out.write_text(json.dumps({"rows": rows, "group": GROUP, "tokens": TOKENS, **where}, indent=1) + "\n")
+    record.write("sampler", rows=rows, group=GROUP, tokens=TOKENS)
 
 
 if __name__ == "__main__":

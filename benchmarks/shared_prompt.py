@@ -6,18 +6,16 @@
 Writes benchmarks/results/shared_prompt.json.
 """
 
-import json
-import os
 import statistics
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
+import record
 import torch
 
 from ftis.policy import load_policy
-from ftis.provenance import provenance
 from ftis.tiny import build_model, make_tokenizer
 
 
@@ -45,9 +43,7 @@ def main() -> None:
                         times[name].append(time.process_time() - began)
             rows[size] = {name: round(statistics.median(values), 4) for name, values in times.items()}
             print(f"{size}: shared {rows[size]['shared']} CPU s, plain {rows[size]['plain']} CPU s")
-    where = {k: v for k, v in provenance().items() if k in ("git", "cpu", "cpus", "packages")}
-    out = Path(__file__).parent / "results/shared_prompt.json"
-    out.write_text(json.dumps({"cpu_seconds": rows, "load": os.getloadavg(), **where}, indent=1) + "\n")
+    record.write("shared_prompt", cpu_seconds=rows)
 
 
 if __name__ == "__main__":

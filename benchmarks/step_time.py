@@ -12,19 +12,17 @@ benchmarks/results/step_time.json.
 import one_thread  # noqa: F401  # isort: skip
 
 import argparse
-import json
-import os
 import statistics
 import tempfile
 import time
 from pathlib import Path
 
+import record
 import torch
-from grpo_step import TINY, questions, shaped
+from grpo_step import TINY, run_config, shaped
 
 from ftis import train
-from ftis.config import RUN_CONFIG, parse, recipe_hash
-from ftis.provenance import provenance
+from ftis.config import recipe_hash
 
 PHASES = ("sample", "grade", "update")
 
@@ -61,14 +59,7 @@ def peaks() -> dict[str, float]:
 
 
 def measure(folder: str, scratch: Path, iterations: int) -> dict:
-    data = scratch / "train.jsonl"
-    data.write_text("".join(json.dumps(q) + "\n" for q in questions(64)))
-    config = parse(RUN_CONFIG, {
-        "name": "benchmark", "method": "alone", "nodes": [{"name": "a", "model": folder, "learning_rate": 1e-5}],
-        "train": {"name": "tiny", "path": str(data)}, "prompts": TINY["prompts"], "group_size": TINY["group"],
-        "rollout": {"prompt": "tiny-v1", "max_new_tokens": TINY["tokens"]},
-        "optim": {"name": "adamw", "micro_batch_tokens": 2048}, "iterations": iterations + 1,
-    }, "benchmark")  # fmt: skip
+    config = run_config(folder, TINY | {"iterations": iterations}, scratch)
     swarm = train.Swarm(config, recipe_hash(config))
     lines, totals = [], []
     for step in range(1, iterations + 2):
@@ -109,11 +100,7 @@ def main() -> None:
             shares = [f"{row[f'{k}_gflops'] / top['gflops']:.0%}" for k in ("sample", "update")]
             print("".join(f"{v:>17}" for v in (name, *parts, *shares)), flush=True)
             rows.append({"model": name, **row})
-    where = {k: v for k, v in provenance().items() if k in ("git", "cpu", "cpus", "packages")}
-    out = Path(__file__).parent / "results/step_time.json"
-    out.write_text(
-        json.dumps({"peaks": top, "rows": rows, "load": os.getloadavg(), **where}, indent=1) + "\n"
-    )
+    record.write("step_time", peaks=top, rows=rows)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ Writes benchmarks/results/tiny_setup.json.
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
@@ -28,6 +27,7 @@ from pathlib import Path
 
 import numpy as np
 import one_thread  # noqa: F401
+import record
 import torch
 
 from ftis import grid
@@ -35,7 +35,6 @@ from ftis.config import Dataset, Validation
 from ftis.data import load_problems
 from ftis.evaluate import complete, summary
 from ftis.policy import load_policy
-from ftis.provenance import provenance
 from ftis.rewards import grade_many
 from ftis.rollout import TransformersSampler
 from ftis.tiny import make_data, make_tokenizer, warm_start
@@ -198,12 +197,7 @@ def main() -> None:
         else:
             sys.exit("no learning rate is steady: widen RATES")
     print(f"learning rate: {rate}")
-    where = {k: v for k, v in provenance().items() if k in ("git", "cpu", "cpus", "packages")}
-    result = {
-        "warm": tried, "chosen": chosen, "distance": distances, "alone": curves, "rate": rate,
-        "load": os.getloadavg(), **where,
-    }  # fmt: skip
-    Path(__file__).with_name("results").joinpath("tiny_setup.json").write_text(json.dumps(result, indent=1))
+    record.write("tiny_setup", warm=tried, chosen=chosen, distance=distances, alone=curves, rate=rate)
 
 
 if __name__ == "__main__":

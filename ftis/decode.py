@@ -17,7 +17,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from ftis.policy import Policy
+from ftis.policy import Policy, merged_weight
 
 # Copies of weights that a decoder may make to have them side by side: what a core's cache can hold.
 FUSED_BYTES = 64 << 20
@@ -143,13 +143,6 @@ def can_fuse(policy: Policy) -> bool:
         and config.hidden_act == "silu"
         and policy.causal_lm.base_model.rotary_emb.rope_type in ("default", "linear", "llama3")
     )
-
-
-def merged_weight(module: nn.Module) -> Tensor:
-    """A linear layer's weight (out, in), with the active adapters of PEFT added where it has any."""
-    if not hasattr(module, "base_layer"):
-        return module.weight
-    return module.base_layer.weight + sum(module.get_delta_weight(name) for name in module.active_adapters)
 
 
 class _Projection:

@@ -190,6 +190,13 @@ def _unpacked(values: Tensor, where: Tensor) -> Tensor:
     return values.new_zeros(where.shape).masked_scatter(where, values)
 
 
+def merged_weight(module: nn.Module) -> Tensor:
+    """A linear layer's weight (out, in), with the active adapters of PEFT added where it has any."""
+    if not hasattr(module, "base_layer"):
+        return module.weight
+    return module.base_layer.weight + sum(module.get_delta_weight(name) for name in module.active_adapters)
+
+
 def pick_device(name: str = "auto", turn: int = 0) -> torch.device:
     """auto: the GPUs that torch sees, dealt out in turn (a node's index is its `turn`), else cpu."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -87,10 +87,14 @@ def warm_start(
         loss = 0.0
         for first in range(0, len(batch), settings.micro_batch):
             prompts, completions = zip(*batch[first : first + settings.micro_batch])
-            logp, _, _ = policy.token_logprobs(prompts, completions)
-            part = -logp.sum() / count
-            part.backward()
-            loss += part.item()
+
+            def loss_of(_rows, logp, *_, count=count) -> torch.Tensor:
+                nonlocal loss
+                part = -logp.sum() / count
+                loss += part.item()
+                return part
+
+            policy.accumulate_gradient(prompts, completions, loss_of)
         torch.nn.utils.clip_grad_norm_(params, 1.0)
         optimizer.param_groups[0]["lr"] = settings.learning_rate * (1 - step / settings.steps)
         optimizer.step()

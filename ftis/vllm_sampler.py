@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 
 from ftis.errors import UserError
-from ftis.policy import Policy, load_policy, model_source, stop_ids
+from ftis.policy import Policy, load_policy, merged_weight, model_source, stop_ids
 from ftis.rollout import Completion, Request, SamplingParams
 from ftis.vllm_engine import Engine, EngineError
 
@@ -143,8 +143,7 @@ def changed_weights(policy: Policy) -> Iterator[tuple[str, Tensor]]:
         if ".lora_" in name or layer.rpartition(".")[0] not in blocks:
             continue
         if layer in adapted and leaf == "weight":
-            (adapter,) = adapted[layer].active_adapters
-            weight = weight + adapted[layer].get_delta_weight(adapter)
+            weight = merged_weight(adapted[layer])
         yield f"{layer}.{leaf}", weight
 
 

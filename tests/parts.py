@@ -1,5 +1,6 @@
 """What several tests need."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -26,3 +27,14 @@ def copy_checkout(folder: Path) -> Path:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, folder / name, follow_symlinks=False)
     return folder
+
+
+def with_swapped_ids(model: Path, out: Path) -> Path:
+    """A copy of a tiny model whose tokenizer reads two tokens the other way round."""
+    shutil.copytree(model, out)
+    path = out / "tokenizer.json"
+    text = json.loads(path.read_text())
+    vocab = text["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    path.write_text(json.dumps(text))
+    return out

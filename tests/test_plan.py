@@ -18,6 +18,7 @@ from ftis.plan import as_dict, completion_count, most_bytes, place, plan, plan_r
 from ftis.policy import load_policy
 from ftis.state import pack_node
 from ftis.train import Swarm
+from tests.parts import with_swapped_ids
 
 
 def test_counts_and_bytes_by_hand(make_config):
@@ -204,14 +205,9 @@ def test_check_finds_data_that_are_nowhere(tier, monkeypatch, tmp_path):
 
 
 def test_check_finds_tokenizers_that_differ(tier, tiny, tmp_path):
-    shutil.copytree(tiny / "coder", tmp_path / "odd")
-    path = tmp_path / "odd/tokenizer.json"
-    text = json.loads(path.read_text())
-    vocab = text["model"]["vocab"]
-    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
-    path.write_text(json.dumps(text))
+    odd = with_swapped_ids(tiny / "coder", tmp_path / "odd")
     models = tier.base["models"]
-    found = tier(models=models | {"coder_small": models["coder_small"] | {"model": str(tmp_path / "odd")}})
+    found = tier(models=models | {"coder_small": models["coder_small"] | {"model": str(odd)}})
     only(found, "models.coder_small and models.base_small", "different tokenizers", "token 'a' is")
 
 

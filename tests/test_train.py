@@ -21,6 +21,7 @@ from ftis.message import Message, encode
 from ftis.metrics import Samples
 from ftis.provenance import sha256
 from ftis.train import Participant, Swarm, train
+from tests.parts import with_swapped_ids
 
 
 def metrics(out):
@@ -353,15 +354,9 @@ def test_alone_learns(make_config):
 
 
 def test_nodes_must_share_a_tokenizer_by_content(make_config, tiny, tmp_path):
-    shutil.copytree(tiny / "coder", tmp_path / "odd")
-    path = tmp_path / "odd/tokenizer.json"
-    text = json.loads(path.read_text())
-    vocab = text["model"]["vocab"]
-    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
-    path.write_text(json.dumps(text))
-    odd = {"name": "odd", "model": str(tmp_path / "odd")}
+    odd = with_swapped_ids(tiny / "coder", tmp_path / "odd")
     with pytest.raises(UserError, match=r"nodes\.1\.model: its tokenizer differs .*token '[ab]'"):
-        Swarm(make_config(nodes=("base", odd)), "0" * 12)
+        Swarm(make_config(nodes=("base", {"name": "odd", "model": str(odd)})), "0" * 12)
 
 
 def test_one_trainer_a_run(make_config, tmp_path):

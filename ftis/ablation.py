@@ -13,9 +13,10 @@ from matplotlib.figure import Figure
 from ftis.errors import UserError, unknown
 from ftis.grid import load_grid
 from ftis.methods import METHODS
-from ftis.paper import load_curves, load_scores, write_files
+from ftis.paper import load_curves, load_scores, parse_json, read_text, write_files
 from ftis.plots import COLOURS, STYLE, fit, rendered
 from ftis.stats import t_interval
+from ftis.tidy import commit_of
 
 CELL = ["setup", "method", "g", "split", "variant", "role"]
 
@@ -24,9 +25,11 @@ def ablation_data(name: str, tier: str, run_dirs: Sequence[Path]) -> pd.DataFram
     """One row a (run without its seed, node): accuracy after training and its differences.
 
     Columns: ablation, tier, variant, label, setup, method, g, role, model, seeds, metric, accuracy, low, high,
-    then `difference` to the same run without the variant and `over_alone` to the same model trained alone (with
-    the variant, where that was run), both over seeds that the two share, each with _low and _high of its 95 % paired
-    t-interval (empty below two seeds), and `filtered`, the mean share of foreign samples that the filter dropped.
+    then `difference` to the same run without the variant and `over_alone` to the same model trained alone, both
+    over seeds that the two share, each with _low and _high of its 95 % paired t-interval (empty below two seeds),
+    `filtered`, the mean share of foreign samples that the filter dropped, and `commit`, what trained the runs. Alone
+    has the variant too where that was run, except one that changes how many prompts a swarm deals out: there the
+    question is what a node gains over training alone as it would have.
     Accuracies are fractions, on the id benchmark: sampled at T = 1 where the tier does that, else greedy.
     """
     known = load_grid().ablations
@@ -40,16 +43,15 @@ def ablation_data(name: str, tier: str, run_dirs: Sequence[Path]) -> pd.DataFram
     metric = "id_sampled" if "id_sampled" in set(scores["benchmark"]) else "id"
     scores = scores[scores["benchmark"] == metric]
     dropped = load_curves(run_dirs, {"filtered.foreign"}).groupby(["run", "node"])["value"].mean()
+    commits = _commits(run_dirs)
     cells = {cell: rows.set_index("seed") for cell, rows in scores.groupby(CELL, sort=False)}
     rows = []
     for cell, found in cells.items():
         setup, method, g, split, variant, role = cell
         same = cells.get((setup, method, g, split, "", role))
-        alone = cells.get(
-            (role, "alone", "", "", variant, role), cells.get((role, "alone", "", "", "", role))
-        )
-        if method == "alone":
-            alone = cells.get((role, "alone", "", "", "", role))
+        alone = cells.get((role, "alone", "", "", "", role))
+        if method != "alone" and variant and "prompts" not in known[name].variants[variant].times:
+            alone = cells.get((role, "alone", "", "", variant, role), alone)
         filtered = [dropped.get((r.run, r.node)) for r in found.itertuples()]
         rows.append({
             "ablation": name, "tier": tier, "variant": variant,
@@ -60,12 +62,18 @@ def ablation_data(name: str, tier: str, run_dirs: Sequence[Path]) -> pd.DataFram
             **_mean("difference", "difference_", _paired(found, same) if variant else None),
             **_mean("over_alone", "over_alone_", _paired(found, alone) if alone is not found else None),
             "filtered": pd.Series(filtered, dtype=float).mean() if METHODS[method].filtered else math.nan,
+            "commit": "; ".join(sorted({commits[run] for run in found["run"]})),
         })  # fmt: skip
     variants, methods = ["", *known[name].variants], list(METHODS)
     order = pd.DataFrame([
         (methods.index(r["method"]), float(r["g"] or 0), variants.index(r["variant"]), r["role"]) for r in rows
     ])  # fmt: skip
     return pd.DataFrame(rows).loc[order.sort_values(list(order)).index].reset_index(drop=True)
+
+
+def _commits(run_dirs: Sequence[Path]) -> dict[str, str]:
+    finals = [Path(folder) / "final.json" for folder in run_dirs]
+    return {path.parent.name: commit_of(parse_json(read_text(path), str(path), path)) for path in finals}
 
 
 def _mean(name: str, prefix: str, values: pd.Series | None) -> dict[str, float]:
@@ -91,7 +99,7 @@ def make_ablation(name: str, tier: str, run_dirs: Sequence[Path], out: Path) -> 
 def draw(data: pd.DataFrame) -> Figure:
     """A panel a model, a line a run: its accuracy minus that of the same model alone, with the 95 % interval.
 
-    Hollow: the run as the grid has it. A dashed line and band: where that run stands.
+    Hollow: the run as the grid has it.
     """
     shown = data[data["over_alone"].notna()]
     if shown.empty:

@@ -24,10 +24,13 @@ from ftis.methods import METHODS
 from ftis.paper import write_files
 from ftis.plots import COLOURS, MARKERS, STYLE, finish, rendered
 from ftis.stats import t_interval
+from ftis.tidy import primary_decoding
 
 Tables = Mapping[str, pd.DataFrame]
 
 KEYS = ["setup", "method", "g", "split", "role"]
+SPENT = {"tokens": "tokens_generated", "seconds": "seconds", "bytes": "bytes_sent"}
+"""Costs and their columns in the table `training`."""
 LEVEL = 0.9
 """Of Alone's gain in accuracy: the level that both are timed to."""
 LINES = (("-", "solid"), ("--", "dashed"), (":", "dotted"), ("-.", "dash-dotted"))
@@ -37,35 +40,28 @@ LINES = (("-", "solid"), ("--", "dashed"), (":", "dotted"), ("-.", "dash-dotted"
 # ---------------------------------------------------------------- curves
 
 
-def decoding(tables: Tables) -> str:
-    """The column of `validation` that accuracies are taken from."""
-    validation = tables["validation"]
-    return "sampled" if "sampled" in validation and validation["sampled"].notna().any() else "greedy"
-
-
 def curve(tables: Tables, run: str, node: int) -> pd.DataFrame:
-    """Accuracy over own tokens of one node, by validated step: columns step, tokens (own completions' tokens
-    generated up to it), accuracy. Empty without validation."""
-    validation, training, how = tables["validation"], tables["training"], decoding(tables)
+    """What one node had spent at each validated step, and its accuracy: columns step, tokens (of its own
+    completions), seconds (of its phases), bytes (sent), accuracy. Empty without validation."""
+    validation, training, how = tables["validation"], tables["training"], primary_decoding(tables)
     if validation.empty or training.empty or how not in validation:
-        return pd.DataFrame(columns=["step", "tokens", "accuracy"])
+        return pd.DataFrame(columns=["step", *SPENT, "accuracy"])
     found = _of(validation, run, node).dropna(subset=how).sort_values("step")
-    spent = _of(training, run, node).set_index("step")["tokens_generated"].sort_index().cumsum()
-    tokens = [float(spent[spent.index <= step].iloc[-1]) if step > 0 else 0.0 for step in found["step"]]
-    return pd.DataFrame(
-        {"step": found["step"].to_numpy(), "tokens": tokens, "accuracy": found[how].to_numpy(float)}
-    )
+    spent = _of(training, run, node).set_index("step")[list(SPENT.values())].sort_index().cumsum()
+    at = spent.reindex(found["step"], method="ffill").fillna(0).to_numpy(float)
+    costs = dict(zip(SPENT, at.T, strict=True))
+    return pd.DataFrame({"step": found["step"].to_numpy(), **costs, "accuracy": found[how].to_numpy(float)})
 
 
 def _of(table: pd.DataFrame, run: str, node: int) -> pd.DataFrame:
     return table[(table["run"] == run) & (table["node"] == node)]
 
 
-def accuracy_at(lone: pd.DataFrame, tokens: float) -> float:
-    """Accuracy of a curve after `tokens`, linear between validations; nan beyond its end."""
-    if lone.empty or tokens > lone["tokens"].iloc[-1]:
+def accuracy_at(lone: pd.DataFrame, spent: float, cost: str = "tokens") -> float:
+    """Accuracy of a curve when so much of a cost was spent, linear between validations; nan beyond its end."""
+    if lone.empty or spent > lone[cost].iloc[-1]:
         return math.nan
-    return float(np.interp(tokens, lone["tokens"], lone["accuracy"]))
+    return float(np.interp(spent, lone[cost], lone["accuracy"]))
 
 
 def tokens_to(points: pd.DataFrame, level: float) -> float:
@@ -127,8 +123,9 @@ def compare(tables: Tables, level: float = LEVEL) -> pd.DataFrame:
         row["swarm_accuracy"] = swarm["accuracy"].iloc[-1] if known else math.nan
         row["alone_accuracy"] = lone["accuracy"].iloc[-1] if known else math.nan
         row["gain"] = row["swarm_accuracy"] - row["alone_accuracy"]
-        same = accuracy_at(lone, swarm["tokens"].iloc[-1]) if known else math.nan
-        row["gain_equal_tokens"] = row["swarm_accuracy"] - same
+        for cost in ("tokens", "seconds"):
+            same = accuracy_at(lone, swarm[cost].iloc[-1], cost) if known else math.nan
+            row[f"gain_equal_{cost}"] = row["swarm_accuracy"] - same
         row["alone_tokens_to_level"] = row["swarm_tokens_to_level"] = math.nan
         if known and lone["accuracy"].iloc[-1] > lone["accuracy"].iloc[0]:
             first, last = lone["accuracy"].iloc[0], lone["accuracy"].iloc[-1]
@@ -144,6 +141,7 @@ def compare(tables: Tables, level: float = LEVEL) -> pd.DataFrame:
 COLUMNS = [
     *KEYS, "label", "seeds", "alone_accuracy", "swarm_accuracy", "gain", "gain_low", "gain_high",
     "alone_tokens", "swarm_tokens", "gain_equal_tokens", "gain_equal_tokens_low", "gain_equal_tokens_high",
+    "gain_equal_seconds", "gain_equal_seconds_low", "gain_equal_seconds_high",
     "reached", "alone_tokens_to_level", "swarm_tokens_to_level", "alone_seconds_sample", "swarm_seconds_sample",
     "seconds_saved", "seconds_saved_low", "seconds_saved_high", "bytes_sent", "traffic", "break_even",
 ]  # fmt: skip
@@ -152,10 +150,11 @@ COLUMNS = [
 def economics(tables: Tables, level: float = LEVEL) -> pd.DataFrame:
     """economics.csv: one row a (setup, method, g, split, role), means over the seeds that Alone has too.
 
-    alone_ and swarm_accuracy: validation accuracy (`decoding`) after the last iteration, a fraction. gain: their
+    alone_ and swarm_accuracy: validation accuracy (`primary_decoding`) after the last iteration, a fraction. gain: their
     paired difference, with its 95 % t-interval (empty for one seed). tokens: own tokens generated an
     iteration. gain_equal_tokens: accuracy at the swarm's end less Alone's when it had generated as many
-    tokens. tokens_to_level: own tokens until `level` of Alone's total gain, over the seeds where both get
+    tokens; gain_equal_seconds: when it had worked as long (empty where Alone took less time in all, since a swarm's
+    node trains on as many samples). tokens_to_level: own tokens until `level` of Alone's total gain, over the seeds where both get
     there (`reached`). seconds_sample: an iteration's sampling; seconds_saved: the difference. bytes_sent:
     an iteration; traffic: the larger of sent and received. break_even: bandwidth (bytes/s) at which an
     iteration's traffic takes as long as the sampling that it saves; above it joining saves time, inf where
@@ -211,7 +210,7 @@ def paper_scale(
 
 
 def curves(tables: Tables, method: str = "ftis", split: str = "vertical", g: str = "50") -> pd.DataFrame:
-    """Points of the figure, one row a (setup, role, series, step): mean tokens and accuracy over the seeds of
+    """Points of the figures, one row a (setup, role, series, step): mean costs and accuracy over the seeds of
     `pairs`, with a band (t-interval from five seeds, else smallest to largest; none for one)."""
     found = pairs(tables)
     found = found[(found["method"] == method) & (found["split"] == split) & (found["g"] == g)]
@@ -231,21 +230,41 @@ def curves(tables: Tables, method: str = "ftis", split: str = "vertical", g: str
                 t_interval(at["accuracy"]) if seeds >= 5 else (at["accuracy"].min(), at["accuracy"].max())
             )
             rows.append({**dict(zip(("setup", "role", "series"), keys, strict=True)), "label": at["label"].iloc[0],
-                         "node": at["node"].iloc[0], "step": step, "seeds": seeds, "tokens": at["tokens"].mean(),
-                         "accuracy": at["accuracy"].mean(), "low": low, "high": high})  # fmt: skip
+                         "node": at["node"].iloc[0], "step": step, "seeds": seeds,
+                         **{cost: at[cost].mean() for cost in SPENT}, "accuracy": at["accuracy"].mean(), "low": low, "high": high})  # fmt: skip
     return pd.DataFrame(rows)
 
 
-def draw(points: pd.DataFrame, tier: str, how: str) -> Figure:
-    """One panel a set-up: accuracy over own tokens of each of its nodes, alone and in the swarm."""
+PICTURES = {
+    "tokens": (
+        "economics", "What a node gets for the tokens that it samples itself", "Own tokens generated",
+        "A node gains by joining where its F-TIS line is above its Alone line at the same number of own tokens.",
+    ),
+    "seconds": (
+        "economics_seconds", "What a node gets for its time", "Seconds of the node's work",
+        "Sampling, grading, exchange and update, as measured: a swarm's node samples less and trains on as much.",
+    ),
+    "bytes": (
+        "economics_bytes", "What a node gets for the bytes that it sends", "Bytes sent",
+        "Alone sends none: its line is where it ends.",
+    ),
+}  # fmt: skip
+"""By cost: the file's name, title, axis, and what to see."""
+
+
+def draw(points: pd.DataFrame, tier: str, how: str, cost: str = "tokens") -> Figure:
+    """One panel a set-up: accuracy over a cost of each of its nodes, alone and in the swarm."""
+    _, title, axis_label, see = PICTURES[cost]
     setups = [setup for setup in load_grid().setups if setup in set(points["setup"])]
     columns = min(3, len(setups))
     rows = -(-len(setups) // columns)
     figure = Figure(figsize=(max(7.4, 3.5 * columns), 2.7 * rows + 1.5))
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
-    scale, unit = (1e6, "million") if points["tokens"].max() >= 2e6 else (1e3, "thousand")
+    largest = points[cost].max()
+    sizes = ((1e6, " (million)"), (1e3, " (thousand)"))
+    scale, unit = next((s for s in sizes if largest >= 2 * s[0]), (1, ""))
     for axis, setup in zip(axes, setups, strict=False):
-        _panel(axis, points[points["setup"] == setup], scale)
+        _panel(axis, points[points["setup"] == setup], cost, scale)
         axis.set_title(load_grid().setups[setup].title)
     for axis in axes[len(setups) :]:
         axis.remove()
@@ -254,34 +273,39 @@ def draw(points: pd.DataFrame, tier: str, how: str) -> Figure:
             axis.set_ylabel(
                 f"Validation accuracy\n{'sampled at T = 1' if how == 'sampled' else 'greedy'} (%)"
             )
-        axis.set_xlabel(f"Own tokens generated ({unit})")
+        axis.set_xlabel(axis_label + unit)
     seeds = points["seeds"].max()
     band = "95 % t-interval" if seeds >= 5 else "smallest to largest"
     finish(
         figure,
         axes[0],
-        "What a node gets for the tokens that it samples itself",
-        f"Tier {tier}; mean{f' and {band}' if seeds > 1 else ''} over {seeds} seed{'s' if seeds > 1 else ''}. A node "
-        "gains by joining where its F-TIS line is above its Alone line at the same number of own tokens.",
-    )  # fmt: skip
+        title,
+        f"Tier {tier}; mean{f' and {band}' if seeds > 1 else ''} over {seeds} seed{'s' if seeds > 1 else ''}. {see}",
+    )
     return figure
 
 
-def _panel(axis: Axes, points: pd.DataFrame, scale: float) -> None:
+def _panel(axis: Axes, points: pd.DataFrame, cost: str, scale: float) -> None:
     nodes = points.drop_duplicates("role").sort_values("node")
     for place, (role, label) in enumerate(zip(nodes["role"], nodes["label"], strict=True)):
         for series in ("alone", *points.loc[points["series"] != "alone", "series"].unique()):
             line = points[(points["role"] == role) & (points["series"] == series)]
             first = place == 0
+            if cost == "bytes" and series == "alone":
+                axis.axhline(
+                    100 * line["accuracy"].iloc[-1], color=COLOURS[series], linewidth=2.4,
+                    linestyle=LINES[place % len(LINES)][0], label=f"{METHODS[series].label}, node {place + 1}",
+                )  # fmt: skip
+                continue
             axis.plot(
-                line["tokens"] / scale, 100 * line["accuracy"], color=COLOURS[series], marker=MARKERS[series],
+                line[cost] / scale, 100 * line["accuracy"], color=COLOURS[series], marker=MARKERS[series],
                 linestyle=LINES[place % len(LINES)][0], linewidth=2.4 if series == "alone" else 1.5, markersize=4.5,
                 markerfacecolor=COLOURS[series] if first else "white",
                 label=f"{METHODS[series].label}, node {place + 1}",
             )  # fmt: skip
             if line["seeds"].max() > 1:
                 axis.fill_between(
-                    line["tokens"] / scale, 100 * line["low"], 100 * line["high"], color=COLOURS[series], alpha=0.12,
+                    line[cost] / scale, 100 * line["low"], 100 * line["high"], color=COLOURS[series], alpha=0.12,
                     linewidth=0,
                 )  # fmt: skip
     # Names differ from panel to panel, so they stand in the panel, where curves that rise leave room.
@@ -291,7 +315,7 @@ def _panel(axis: Axes, points: pd.DataFrame, scale: float) -> None:
 
 
 def make_economics(tables: Tables, tier: str, out: Path) -> None:
-    """Write economics.csv, economics_paper.csv, economics.pdf and economics.png into the folder `out`."""
+    """Write economics.csv, economics_paper.csv and the `PICTURES` (pdf and png) into the folder `out`."""
     table = economics(tables)
     if table.empty:
         raise UserError(
@@ -308,5 +332,6 @@ def make_economics(tables: Tables, tier: str, out: Path) -> None:
         for name, frame in (("economics.csv", table), ("economics_paper.csv", paper_scale()))
     }
     with matplotlib.rc_context(STYLE):
-        files |= rendered("economics", draw(points, tier, decoding(tables)))
+        for cost, (stem, *_) in PICTURES.items():
+            files |= rendered(stem, draw(points, tier, primary_decoding(tables), cost))
     write_files({Path(out) / name: content for name, content in files.items()})

@@ -81,7 +81,8 @@ class Ablation:
     """What it answers, in a sentence."""
     runs: tuple[str, ...]
     """Patterns over run names without their seed: what the variants start from and are compared with."""
-    variants: dict[str, Variant]
+    variants: dict[str, Variant] = Field(default_factory=dict)
+    """By name; none where runs of the grid are compared that grid=paper lacks."""
 
     @model_validator(mode="after")
     def _names(self) -> Ablation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pandas as pd
 
@@ -87,7 +88,14 @@ EXACT = {
         "the learner's expected reward, and below it the learner's and the stronger node's, less alone's.",
     ),
 }
+# Of each figure of economics: the cost, and where a node gains.
+ECONOMICS = {
+    "economics": ("own tokens", "at the same number of tokens that it sampled itself"),
+    "economics_seconds": ("seconds", "after the same time of its own"),
+    "economics_bytes": ("bytes sent", "in the end, and for how many bytes"),
+}
 DECODINGS = {"greedy": "greedy", "sampled": "at T = 1"}
+EACH_BY_ITSELF = "Each by its own 95 % interval: of twenty that don't differ, about one is told apart."
 # The series that the others of a figure are compared with: the first of these that it has.
 REFERENCES = ("Alone", "F-TIS, g = 50", "F-TIS, vertical", "F-TIS")
 
@@ -186,21 +194,28 @@ def mean_and_spread(values: pd.Series) -> str:
 def read_claims(
     source: Source, file: str = "claims.csv", more: tuple[str, ...] = ("statement",)
 ) -> pd.DataFrame:
-    """Claims or their components, effects as text in `measured` and `range`: accuracies in points."""
+    """Claims or their components, effects as text in `measured`, `range` (the simultaneous interval where there
+    is one) and `greedy`, accuracies in points; `needed`: how many seeds for which verdict."""
     table = source.csv(file, ["claim", "verdict", "effect", "low", "high", *more])
     unit = table["unit"].fillna("") if "unit" in table else pd.Series("accuracy", index=table.index)
+    for name in ("low", "high"):
+        if (wide := f"{name}_simultaneous") in table:
+            table[name] = table[wide].fillna(table[name])
     shown = {
         name: [points(x) if u == "accuracy" else number(x) for x, u in zip(table[name], unit, strict=True)]
         for name in ("effect", "low", "high")
     }
+    table["greedy"] = [points(x) for x in table.get("greedy_effect", pd.Series(math.nan, index=table.index))]
     table["measured"] = [
         text if u in ("", "accuracy") or text == "–" else f"{text} {u}"
         for text, u in zip(shown["effect"], unit, strict=True)
     ]
     ranges = zip(shown["low"], shown["high"], strict=True)
     table["range"] = ["–" if "–" in ends else " to ".join(ends) for ends in ranges]
-    for name in ("component", "setup", "role", "note", "paper", "needed_seeds"):
+    for name in ("component", "setup", "role", "note", "paper", "needed_seeds", "needed_for"):
         table[name] = table[name].fillna("").map(number).replace("–", "") if name in table else ""
+    verdict = table["needed_for"].where(table["needed_for"] == "", " (" + table["needed_for"] + ")")
+    table["needed"] = (table["needed_seeds"] + verdict).where(table["needed_seeds"] != "", "–")
     where = (table["setup"] + ", " + table["role"]).where(table["setup"] != table["role"], table["role"])
     where = where.str.strip(", ")
     table["test"] = table["component"] + (" (" + where + ")").where(where != "", "")
@@ -214,28 +229,35 @@ def claims(source: Source) -> list[Block]:
         statement = row.statement + (f" ({row.paper})" if row.paper else "")
         seeds = number(getattr(row, "n_seeds", None))
         test = row.test and f"\n{row.test}"
-        rows.append([number(row.claim), statement + test, row.verdict, row.measured, row.range, seeds])
-    heads = ["", "Claim, and the test that decides it", "Verdict", "Effect", "95 % interval", "Seeds"]
+        effects = (row.measured, row.range, row.greedy)
+        rows.append([number(row.claim), statement + test, row.verdict, *effects, seeds, row.needed])
+    heads = ["", "Claim, and the test that decides it", "Verdict", "Effect", "95 % interval", "Greedy"]
+    how = "sampled at T = 1" if "sampled" in set(table.get("decoding", ())) else "of greedy decoding"
     caption = (
-        "Effects in points of accuracy, over paired seeds, where no unit stands; a positive one speaks for "
-        "the claim, except in a test of being level. bytes have the range over nodes for an interval. docs/claims.md says "
-        "how a verdict comes about."
+        f"Effects in points of accuracy {how}, over paired seeds, where no unit stands; a positive one speaks for "
+        "the claim, except in a test of being level. Intervals hold for all tests of a claim together; bytes have the "
+        "range over nodes. Greedy: the same effect under greedy decoding, which decides nothing. Needed: seeds for that "
+        "verdict with a chance of 80 %, at this effect and spread. docs/claims.md says how a verdict comes about."
     )
     notes = [Text(f"{row.note}.", f"Claim {number(row.claim)}:") for row in table.itertuples() if row.note]
-    blocks: list[Block] = [Table(heads, rows, caption)]
+    blocks: list[Block] = [Table([*heads, "Seeds", "Needed"], rows, caption)]
     if notes:
-        blocks.append(Fold("Notes", [Points(notes)]))
+        blocks.append(Points(notes))
     return [*blocks, *attempt(components, source)]
 
 
 def components(source: Source) -> list[Block]:
     table = read_claims(source, "claims_components.csv", ("component",))
     rows: list[list[str] | str] = [
-        [number(row.claim), row.test, row.verdict, row.measured, row.range, row.needed_seeds or "–"]
+        [number(row.claim), row.test, row.verdict, row.measured, row.range, row.greedy, row.needed]
         for row in table.itertuples()
     ]
-    heads = ["Claim", "Test", "Verdict", "Effect", "95 % interval", "Seeds needed"]
-    return [Fold("Every test behind the claims", [Table(heads, rows, "Effects in points of accuracy.")])]
+    heads = ["Claim", "Test", "Verdict", "Effect", "95 % interval", "Greedy", "Needed"]
+    caption = (
+        "Effects in points of accuracy. Each test's own interval; verdicts and needed seeds by a correction over "
+        "all tests of this table, so that each may be quoted by itself."
+    )
+    return [Fold("Every test behind the claims", [Table(heads, rows, caption)])]
 
 
 def what_differs(source: Source) -> list[Block]:
@@ -255,7 +277,7 @@ def claims_that_differ(source: Source) -> list[Block]:
             if row.note:
                 parts.append(f"{row.note[:1].upper()}{row.note[1:]}.")
             if verdict == "undecided" and row.needed_seeds:
-                parts.append(f"Seeds that would decide it, at this effect and spread: {row.needed_seeds}.")
+                parts.append(f"Seeds that would decide it, at this effect and spread: {row.needed}.")
             listed.append(Text(" ".join(parts), f"Claim {number(row.claim)} {word}."))
     if not listed:
         return [Text(f"All of {count(len(table), 'claim')} hold.")]
@@ -315,7 +337,10 @@ def figure(source: Source, name: str) -> list[Block]:
             found, compared, step, reference = endings(part)
             rows += [f"Accuracy {words} (%), differences to {reference} in points", *found]
             ours.append(
-                Text(by_difference(compared, reference), f"After iteration {step}, {words}, in points:")
+                Text(
+                    f"{by_difference(compared, reference)} {EACH_BY_ITSELF}",
+                    f"After iteration {step}, {words}, in points:",
+                )
             )
     where, paper = READING.get(name, ("", ""))
     seen = [Text(f"{where}. The paper: {paper}.", "What to see:")] if where else []
@@ -371,9 +396,8 @@ def ablations(source: Source) -> list[Block]:
 
 def ablation(source: Source, name: str) -> list[Block]:
     needs = ["label", "setup", "method", "g", "role", "seeds", "accuracy"]
-    table = source.csv(
-        f"ablation-{name}.csv", [*needs, "difference", "difference_low", "difference_high"], dtype={"g": str}
-    ).fillna({"g": ""})
+    needs += [f"{name}{end}" for name in ("difference", "over_alone") for end in ("", "_low", "_high")]
+    table = source.csv(f"ablation-{name}.csv", needs, dtype={"g": str}).fillna({"g": ""})
     known = load_grid().ablations.get(name)
     title = getattr(known, "title", name.replace("_", " ").capitalize())
     question = getattr(known, "question", "")
@@ -381,21 +405,26 @@ def ablation(source: Source, name: str) -> list[Block]:
     several = table.groupby("method")["g"].transform("nunique") > 1
     table["how"] = table["method"].map(method_name) + (", g = " + table["g"]).where(several, "")
     alike = table["how"].nunique() == 1
+    # An ablation without variants compares runs of the grid: there is nothing but alone to hold them against.
+    changed = table["difference"].notna().any()
+    reference, measure = ("the unchanged run", "difference") if changed else ("alone", "over_alone")
     rows, compared = [], []
-    for row in table.itertuples():
-        ends = (row.difference_low, row.difference_high)
+    for values in table.to_dict("records"):
+        row = SimpleNamespace(**values)
+        ends = (values[f"{measure}_low"], values[f"{measure}_high"])
         cells = [row.how, row.label, row.who, number(row.seeds), percent(row.accuracy)]
-        rows.append([*cells, points(row.difference), interval(*ends) or "–"])
-        if not math.isnan(row.difference_low):
-            compared.append(
-                (row.label if alike else f"{row.how}, {row.label}", row.who, row.difference, *ends)
-            )
+        rows.append([*cells, points(values[measure]), interval(*ends) or "–"])
+        if not math.isnan(ends[0]):
+            what = row.how if not changed else row.label if alike else f"{row.how}, {row.label}"
+            compared.append((what, row.who, values[measure], *ends))
     heads = ["Method", "Variant", "Model", "Seeds", "Accuracy (%)", "Difference", "95 % interval"]
     caption = [
         *([Text(question, "What to see:")] if question else []),
-        Text(by_difference(compared, "the unchanged run"), "In points:"),
+        Text(f"{by_difference(compared, reference)} {EACH_BY_ITSELF}", "In points:"),
+        *([Text("The picture has points over the same model alone.")] if changed else []),
     ]
-    note = "After training; differences in points to the same run without the change, paired by seed."
+    to = "the same run without the change" if changed else "the same model alone"
+    note = f"After training; differences in points to {to}, paired by seed."
     fold = Fold(f"Numbers of “{title}”", [Table(heads, rows, note)])
     alt = f"{title}: accuracy of {', '.join(dict.fromkeys(table['label'].astype(str)))}."
     try:
@@ -440,25 +469,22 @@ def exact_findings(study: Source, topics: tuple[str, ...] | None) -> list[Block]
 
 
 def economics(source: Source) -> list[Block]:
-    table = source.csv("economics.csv")
-    return [
-        *attempt(economics_figure, source),
-        *attempt(joining, source),
-        Fold("All columns of economics.csv", [any_table(table)]),
-        *attempt(paper_scale, source),
-    ]
+    pictures = [block for name in ECONOMICS for block in attempt(economics_figure, source, name)]
+    return [*pictures, *attempt(joining, source), *attempt(paper_scale, source)]
 
 
-def economics_figure(source: Source) -> list[Block]:
-    where = "whether a node is higher in the swarm than alone at the same number of tokens that it sampled itself."
-    alt = f"Validation accuracy over own tokens, a panel a pair. Look at {where}"
-    return [source.image("economics.png", "Economics", alt, [Text(where, "What to see:")])]
+def economics_figure(source: Source, name: str) -> list[Block]:
+    cost, when = ECONOMICS[name]
+    where = f"whether a node is higher in the swarm than alone {when}."
+    alt = f"Validation accuracy over {cost}, a panel a pair. Look at {where}"
+    return [source.image(f"{name}.png", f"Accuracy for {cost}", alt, [Text(where, "What to see:")])]
 
 
 def joining(source: Source) -> list[Block]:
     """What a node gains and pays by joining, per set-up; the meaning of columns is in `ftis.economics`."""
-    spans = [f"{name}{end}" for name in ("gain", "gain_equal_tokens") for end in ("", "_low", "_high")]
-    costs = ["alone_tokens", "swarm_tokens", "seconds_saved", "traffic", "break_even"]
+    gains = ("gain", "gain_equal_tokens", "gain_equal_seconds")
+    spans = [f"{name}{end}" for name in gains for end in ("", "_low", "_high")]
+    costs = ["alone_tokens", "swarm_tokens", "seconds_saved", "seconds_saved_low", "traffic", "break_even"]
     needs = ["setup", "method", "g", "split", "label", *spans, *costs]
     table = source.csv("economics.csv", needs, dtype={"g": str}).fillna({"g": "", "split": ""})
     rows: list[list[str] | str] = []
@@ -473,19 +499,22 @@ def joining(source: Source) -> list[Block]:
                     interval(row.gain_low, row.gain_high) or "–",
                     points(row.gain_equal_tokens),
                     interval(row.gain_equal_tokens_low, row.gain_equal_tokens_high) or "–",
+                    points(row.gain_equal_seconds),
+                    interval(row.gain_equal_seconds_low, row.gain_equal_seconds_high) or "–",
                     f"{short(row.swarm_tokens)} / {short(row.alone_tokens)}",
                     short(row.traffic, "B"),
-                    short(row.break_even, "B/s"),
+                    short(row.break_even, "B/s") if row.seconds_saved_low > 0 else "–",
                 ]
             )
     heads = ["Model", "Gain", "95 % interval", "Gain, equal tokens", "95 % interval"]
+    heads += ["Gain, equal seconds", "95 % interval"]
     heads += ["Own tokens / alone", "Traffic", "Break-even"]
     caption = (
-        "Gains over alone in points of validation accuracy, at the end and when alone had sampled as many tokens. "
-        "Tokens and traffic an iteration. Break-even: the bandwidth above which the exchange takes less time than "
-        "the sampling that it saves here; a dash where none is saved."
+        "Gains over alone in points of validation accuracy, at the end, when alone had sampled as many tokens, "
+        "and when it had worked as long (a dash where it was done before). Tokens and traffic an iteration. Break-even: the bandwidth above which the exchange takes less time than "
+        "the sampling that it saves here; a dash where a saving isn't established (its 95 % interval reaches 0)."
     )
-    return [Table(heads, rows, caption)]
+    return [Table(heads, rows, caption), Fold("All columns of economics.csv", [any_table(table)])]
 
 
 def paper_scale(source: Source) -> list[Block]:

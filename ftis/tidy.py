@@ -106,15 +106,20 @@ def _add_training(folder: Path, rows: dict[str, list[dict]]) -> None:
             raise UserError(
                 f"{path}, line {number}: lacks {error}; delete it and {make_target(path)}"
             ) from None
-    git = final["provenance"]["git"] or {}
     for node, total in totals.items():
         rows["runs"].append({
             **run_columns(folder.name),
             "node": node,
             **{key: round(value, 3) if isinstance(value, float) else value for key, value in total.items()},
-            "commit": (git.get("commit") or "")[:12] + ("+" if git.get("dirty") else ""),
+            "commit": commit_of(final),
             "recipe": final["recipe"],
         })  # fmt: skip
+
+
+def commit_of(final: Mapping[str, Any]) -> str:
+    """Of a run's `final.json`: twelve digits, + where files were changed."""
+    git = final["provenance"]["git"] or {}
+    return (git.get("commit") or "")[:12] + ("+" if git.get("dirty") else "")
 
 
 def _rounded(value: float | None) -> float | None:
@@ -258,6 +263,15 @@ def sources(tier: str, run_dirs: Sequence[Path]) -> dict[str, Any]:
         "seeds": ", ".join(map(str, seeds)),
         **{name: "; ".join(sorted(values)) for name, values in found.items()},
     }
+
+
+def primary_decoding(tables: Mapping[str, pd.DataFrame]) -> str:
+    """The decoding that claims and economics go by: sampled at T = 1 where the tier does that, else greedy."""
+    for name, column in (("validation", "sampled"), ("scores", "decoding")):
+        found = tables.get(name, pd.DataFrame()).get(column, pd.Series(dtype=object)).dropna()
+        if len(found) and (name == "validation" or found.eq("sampled").any()):
+            return "sampled"
+    return "greedy"
 
 
 def read_tidy(folder: Path) -> Tables:

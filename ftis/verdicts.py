@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ftis import stats
 
 MARGIN = 0.02
-"""Differences of accuracy up to this are level: about twice the spread between seeds of the tiny models."""
+"""Differences of accuracy up to this are level: a convention, fixed before any result was seen."""
 ALPHA = 0.025
 """One-sided, for the whole family of claims: false "holds" and false "fails" together in at most 5 %."""
 POWER = 0.8
@@ -102,12 +102,17 @@ class Component:
 
     def needed(self, alpha: float = ALPHA, power: float = POWER) -> tuple[float, float]:
         """Seeds to show that it holds, and that it fails, at the observed effect and spread; inf: over
-        MAX_SEEDS."""
+        MAX_SEEDS, or no number: an effect above 0, however small, is with enough seeds no failure of `above`."""
         found = []
         for distances, share in zip(self.distances, (1, 2 if self.kind == "level" else 1), strict=True):
             n = stats.needed_n(distances, self.sd, alpha / share, power, MAX_SEEDS)
             found.append(math.inf if n is None else n)
-        return found[0], found[1]
+        hold, fail = found
+        if self.kind == "above" and self.effect > 0:
+            fail = math.inf
+        if self.premise is not None:
+            fail = max(fail, self.premise.needed(alpha, power)[0])
+        return hold, fail
 
 
 def component(
@@ -181,14 +186,15 @@ def decisive(rule: str, parts: Sequence[Component], found: str) -> Component:
     return (min if rule == "some" else max)(tested, key=lambda part: part.p)
 
 
-def needed_seeds(rule: str, parts: Sequence[Component], family: int) -> str:
-    """Seeds for a verdict at the observed effects, either way, with POWER, when `family` claims are tested.
+def needed_seeds(rule: str, parts: Sequence[Component], family: int) -> tuple[str, str]:
+    """Seeds for a verdict at the observed effects, with POWER, when `family` claims are tested, and which
+    verdict that is: the one that takes fewer.
 
     Levels are those of the verdict: ALPHA / family, and over a claim's components as `combine` takes them;
     where all components must succeed, each is given that share of the chance to miss.
     """
     if any(math.isnan(part.sd) for part in parts):
-        return ""
+        return "", ""
     can_fail = [part for part in parts if part.kind != "premise"]
     alpha, routes = ALPHA / family, []
     for side, needed in ((0, parts), (1, can_fail)):
@@ -196,7 +202,14 @@ def needed_seeds(rule: str, parts: Sequence[Component], family: int) -> str:
             routes.append(min(part.needed(alpha / len(needed))[side] for part in needed))
         else:
             routes.append(max(part.needed(alpha, 1 - (1 - POWER) / len(needed))[side] for part in needed))
-    return count(min(routes))
+    return cheaper(*routes)
+
+
+def cheaper(holds: float, fails: float) -> tuple[str, str]:
+    """The smaller of two numbers of seeds as it's written, and the verdict that it leads to."""
+    if math.isnan(holds) or math.isinf(min(holds, fails)):
+        return count(holds), ""
+    return (count(holds), "holds") if holds <= fails else (count(fails), "fails")
 
 
 def count(seeds: float) -> str:

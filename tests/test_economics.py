@@ -32,7 +32,14 @@ def add(tables, run, setup, method, role, seed, node, accuracies, tokens, second
     )  # fmt: skip
     for step in range(1, 11):
         tables["training"].append(
-            {"run": run, "node": node, "step": step, "tokens_generated": tokens, "bytes_sent": sent}
+            {
+                "run": run,
+                "node": node,
+                "step": step,
+                "tokens_generated": tokens,
+                "bytes_sent": sent,
+                "seconds": seconds + 0.5,
+            }
         )
     for step, accuracy in zip((0, 5, 10), accuracies, strict=True):
         tables["validation"].append(
@@ -57,8 +64,10 @@ def tables(seeds=(42, 43), variant=False):
 
 def test_curve_and_interpolation():
     lone = curve(tables(), "alone-base_small-s42", 0)
-    assert lone.to_dict("list") == {"step": [0, 5, 10], "tokens": [0, 500, 1000], "accuracy": [0.2, 0.5, 0.6]}
+    spent = {"tokens": [0, 500, 1000], "seconds": [0, 22.5, 45], "bytes": [0, 0, 0]}
+    assert lone.to_dict("list") == {"step": [0, 5, 10], **spent, "accuracy": [0.2, 0.5, 0.6]}
     assert accuracy_at(lone, 250) == pytest.approx(0.35)
+    assert accuracy_at(lone, 33.75, "seconds") == pytest.approx(0.55)
     assert math.isnan(accuracy_at(lone, 1001))
     # 0.56 lies six tenths of the way from 0.5 to 0.6.
     assert tokens_to(lone, 0.56) == pytest.approx(800)
@@ -84,6 +93,8 @@ def test_economics_by_hand():
     assert row["alone_tokens"] == 100 and row["swarm_tokens"] == 50
     # The swarm's node ends at 500 own tokens, where Alone has 0.5 and 0.4.
     assert row["gain_equal_tokens"] == pytest.approx(((0.7 - 0.5) + (0.6 - 0.4)) / 2)
+    # It ends after 30 s, a third of the way from Alone's 22.5 to 45.
+    assert row["gain_equal_seconds"] == pytest.approx(((0.7 - (0.5 + 0.1 / 3)) + (0.6 - (0.4 + 0.2 / 3))) / 2)
     # 90 % of 0.2 -> 0.6 is 0.56. Alone: 500 + 0.6 * 500 and 500 + 0.8 * 500; swarm, with 250 tokens between
     # validations: 250 + 0.3 * 250 and 250 + 0.8 * 250.
     assert row["alone_tokens_to_level"] == pytest.approx((800 + 900) / 2)
@@ -137,15 +148,15 @@ def test_missing_runs(tmp_path):
 def test_points_of_the_figure():
     points = curves(tables())
     one = points[(points["role"] == "base_small") & (points["step"] == 10)].set_index("series")
-    assert one.loc["ftis", ["tokens", "accuracy", "low", "high"]].tolist() == pytest.approx(
-        [500, 0.65, 0.6, 0.7]
-    )
+    shown = ["tokens", "seconds", "bytes", "accuracy", "low", "high"]
+    assert one.loc["ftis", shown].tolist() == pytest.approx([500, 30, 4000, 0.65, 0.6, 0.7])
     assert one.loc["alone", "tokens"] == 1000
 
 
 def test_make_economics(tmp_path):
     make_economics(tables(), "tiny", tmp_path)
-    names = {"economics.csv", "economics_paper.csv", "economics.pdf", "economics.png"}
+    pictures = {f"economics{cost}.{end}" for cost in ("", "_seconds", "_bytes") for end in ("pdf", "png")}
+    names = {"economics.csv", "economics_paper.csv", *pictures}
     assert {path.name for path in tmp_path.iterdir()} == names
     assert len(pd.read_csv(tmp_path / "economics.csv")) == 2
 

@@ -12,6 +12,7 @@ from pandas.testing import assert_frame_equal
 
 from ftis.claims import make_claims
 from ftis.economics import make_economics
+from ftis.exact import findings
 from ftis.paper import table2
 from ftis.tidy import read_tidy
 
@@ -55,6 +56,21 @@ def test_table2_is_that_of_the_tidy_scores(tier):
     merged = scores.merge(runs[runs["method"].isin(wanted) & runs["g"].isin(["", "50"])], on=["run", "node"])
     made = table2(merged).to_csv(index=False, lineterminator="\n")
     assert_same_table(read(io.StringIO(made)), read(PUBLISHED / tier / "table2.csv"))
+
+
+@pytest.mark.skipif(not (PUBLISHED / "exact").is_dir(), reason="the exact study is not published")
+def test_the_exact_findings_are_those_of_its_tables():
+    folder = PUBLISHED / "exact"
+    tables = {name: pd.read_csv(folder / f"{name}.csv") for name in ("exact", "exact_kl", "exact_training")}
+    made = findings(tables).to_csv(index=False, float_format="%.4g", lineterminator="\n")
+    made, stored = read(io.StringIO(made)), read(folder / "exact_findings.csv")
+    assert list(made) == list(stored) and len(made) == len(stored)
+    for column in set(made) - {"value"}:
+        assert list(made[column]) == list(stored[column]), column
+    # The tables are rounded to four digits, and a crossing is interpolated between two of their rows.
+    numbers = [pd.to_numeric(frame["value"]) for frame in (made, stored)]
+    assert_frame_equal(numbers[0].to_frame(), numbers[1].to_frame(), rtol=2e-2, atol=1e-3)
+    assert re.search(r"commit [0-9a-f]{40}", (folder / "README.md").read_text())
 
 
 @pytest.mark.skipif("tiny" not in TIERS, reason="no results of the tiny tier are published")

@@ -20,7 +20,7 @@ from tests.test_paper import write_run
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FIGURES = [name for name in load_grid().artefacts if name.startswith("fig")]
-PICTURES = 5  # of `folder`: two figures, an ablation, the exact study, economics
+PICTURES = 7  # of `folder`: two figures, an ablation, the exact study, three of economics
 HARM = "<think>3 + 4</think><script>alert(1)</script> & so on"
 
 
@@ -102,21 +102,25 @@ def folder(tmp_path) -> Path:
     span = {"seeds": 3, "accuracy": 0.9, "low": 0.8, "high": 1.0}
     change = {"difference": -0.021, "difference_low": -0.03, "difference_high": -0.012}
     rows = [{"variant": "", "label": "as in the grid"}, {"variant": "c1", "label": "C = 1", **change}]
-    write_csv(folder / "ablation-cap.csv", [{**ablation, **span, **row} for row in rows])
+    alone = {"over_alone": -0.05, "over_alone_low": -0.06, "over_alone_high": -0.04}
+    write_csv(folder / "ablation-cap.csv", [{**ablation, **span, **alone, **row} for row in rows])
     write_png(folder / "ablation-cap.png")
     gains = {"gain": 0.01, "gain_low": -0.01, "gain_high": 0.03, "gain_equal_tokens": 0.05}
     costs = {
         "alone_tokens": 2e6,
         "swarm_tokens": 1e6,
         "seconds_saved": 1.5,
+        "seconds_saved_low": 1.0,
         "traffic": 8e6,
         "break_even": 5.3e6,
     }
     equal = {"gain_equal_tokens_low": 0.04, "gain_equal_tokens_high": 0.06}
+    equal |= {"gain_equal_seconds": None, "gain_equal_seconds_low": None, "gain_equal_seconds_high": None}
     swarm = {"setup": "size_base", "method": "ftis", "g": 50, "split": "vertical", "label": "XS base"}
     write_csv(folder / "economics.csv", [{**swarm, **gains, **equal, **costs}])
     write_csv(folder / "economics_paper.csv", [{"tokens_a_second": 500, "seconds_saved": 86.4}])
-    write_png(folder / "economics.png")
+    for name in ("economics", "economics_seconds", "economics_bytes"):
+        write_png(folder / f"{name}.png")
     kinds = [("alone", "base_small", ""), ("nois", "size_base", ""), ("ftis", "size_base", 50)]
     runs, scores, said = [], [], []
     for method, setup, g in kinds:
@@ -188,7 +192,7 @@ def test_every_section_shows_its_numbers(folder):
     assert "+30.5 −5.0 to −1.0" in words["claims"] and "8.2 bytes a token" in words["claims"]
     assert "the unchanged run: C = 1 (base_small −2.1)" in words["ablations"]
     assert "Bias of TIS KL = 1 0.042" in words["exact"]
-    found = "+1.0 −1.0 to +3.0 +5.0 +4.0 to +6.0 1 M / 2 M 8 MB 5.3 MB/s"
+    found = "+1.0 −1.0 to +3.0 +5.0 +4.0 to +6.0 – – 1 M / 2 M 8 MB 5.3 MB/s"
     assert f"XS base F-TIS, g = 50, vertical {found}" in words["economics"]
     assert "Tokens a second Seconds saved 500 86.4" in words["economics"]
     assert "Alone 8 100.0 100.0" in words["answers"] and "NoIS 8 0.0 0.0" in words["answers"]

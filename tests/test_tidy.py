@@ -190,6 +190,29 @@ def test_an_ablation_compares_seed_by_seed(folders):
     assert math.isnan(data.loc["tis", "c1", "base_large"]["over_alone"]), "that model alone is not there"
     assert 0 <= data.loc["ftis", "c1", "base_large"]["filtered"] <= 1
     assert math.isnan(row["filtered"])
+    final = json.loads((runs[0] / "final.json").read_text())
+    assert row["commit"].startswith((final["provenance"]["git"]["commit"] or "")[:12])
+
+
+def test_more_prompts_are_held_against_alone_as_it_would_train(folders, monkeypatch):
+    """Doubling what the swarm deals out gives a node what it would have alone; alone with twice that is a row."""
+    rows = []
+    for slug, value in (
+        ("alone-base_small-s1", 0.5),
+        ("alone-base_small+b2-s1", 0.7),
+        ("size_base-nois-vertical-s1", 0.4),
+        ("size_base-nois-vertical+b2-s1", 0.6),
+    ):
+        row = {**run_columns(slug), "node": 0, "role": "base_small", "label": "XS", "benchmark": "id"}
+        rows.append({**row, "accuracy": value})
+    monkeypatch.setattr(ablation, "load_scores", lambda _: pd.DataFrame(rows))
+    monkeypatch.setattr(ablation, "load_curves", lambda *_: pd.DataFrame(columns=["run", "node", "value"]))
+    monkeypatch.setattr(
+        ablation, "_commits", lambda _: dict.fromkeys((row["run"] for row in rows), "0123abc")
+    )
+    data = ablation.ablation_data("batch", "tiny", [folders[SLUGS[1]]]).set_index(["method", "variant"])
+    assert data.loc["nois", "b2"]["over_alone"] == pytest.approx(0.1)
+    assert data.loc["alone", "b2"]["over_alone"] == pytest.approx(0.2)
 
 
 def test_paired_intervals_by_hand(folders, monkeypatch):
@@ -206,6 +229,9 @@ def test_paired_intervals_by_hand(folders, monkeypatch):
     monkeypatch.setattr(ablation, "load_scores", lambda _: pd.DataFrame(rows))
     empty = pd.DataFrame(columns=["run", "node", "value"])
     monkeypatch.setattr(ablation, "load_curves", lambda *_: empty)
+    monkeypatch.setattr(
+        ablation, "_commits", lambda _: dict.fromkeys((row["run"] for row in rows), "0123abc")
+    )
     data = ablation.ablation_data("cap", "tiny", [folders[SLUGS[1]]]).set_index(["method", "variant"])
     row = data.loc["tis", "c1"]
     half = 4.302653 * 0.02 / math.sqrt(3)

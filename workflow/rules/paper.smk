@@ -137,8 +137,11 @@ rule economics:
     output:
         "paper_figures/{tier}/economics.csv",
         "paper_figures/{tier}/economics_paper.csv",
-        "paper_figures/{tier}/economics.pdf",
-        "paper_figures/{tier}/economics.png",
+        expand(
+            "paper_figures/{{tier}}/economics{cost}.{end}",
+            cost=("", "_seconds", "_bytes"),
+            end=("pdf", "png"),
+        ),
     log:
         "results/{tier}/logs/economics.log",
     benchmark:

@@ -1,8 +1,9 @@
-"""Copy a tier's tables and figures to paper_figures/published/TIER, to be committed.
+"""Copy a tier's tables and figures, or the exact study's, to paper_figures/published, to be committed.
 
     python workflow/scripts/publish.py tiny
+    python workflow/scripts/publish.py exact
 
-The claims also go into README.md, between the marks <!-- claims --> and <!-- /claims -->.
+A tier's claims also go into README.md, between the marks <!-- claims --> and <!-- /claims -->.
 
 Published results stand beside the workflow and are never a rule's output: an existing output with missing inputs
 would read as "nothing to be done". Refuses runs of several commits or of changed files, unless --mixed says that
@@ -17,7 +18,11 @@ import shutil
 import sys
 from pathlib import Path
 
+from ftis.provenance import provenance
+
 LIMIT = 500_000
+PUBLISHED = Path("paper_figures/published")
+EXACT = PUBLISHED / "exact"
 KEPT = (
     "tidy/*.csv", "table*.csv", "table*.tex", "fig*.csv", "fig*.png", "fig*.pdf", "claims*", "economics*", "ablation-*",
     "provenance.json",
@@ -27,18 +32,24 @@ KEPT = (
 def claims_table(path: Path) -> str:
     """claims.csv as a Markdown table; effects of accuracies in points."""
     lines = [
-        "| | claim | here | decisive comparison | effect, 95 % interval | seeds needed |",
-        "|---|---|---|---|---|---|",
+        "| | claim | here | decisive comparison | effect, 95 % interval | greedy | seeds needed |",
+        "|---|---|---|---|---|---|---|",
     ]
+    notes = []
     with open(path, newline="") as file:
         for row in csv.DictReader(file):
-            scale = 100 if row["unit"] == "accuracy" else 1
-            numbers = [f"{scale * float(row[key]):.1f}" for key in ("effect", "low", "high") if row[key]]
-            effect = (
-                numbers[0] + (f" [{numbers[1]}, {numbers[2]}]" if len(numbers) == 3 else "")
-                if numbers
-                else ""
+            points = row["unit"] == "accuracy"
+            keys = (
+                ("effect", "low_simultaneous", "high_simultaneous") if points else ("effect", "low", "high")
             )
+            numbers = [
+                f"{100 * float(row[key]) if points else float(row[key]):.1f}" for key in keys if row[key]
+            ]
+            effect = numbers[0] if numbers else ""
+            if len(numbers) == 3:
+                effect += (
+                    f" [{numbers[1]}, {numbers[2]}]" if points else f" ({numbers[1]} to {numbers[2]} by node)"
+                )
             where = ", ".join(part for part in (row["component"], row["setup"], row["role"]) if part)
             cells = (
                 row["claim"],
@@ -46,10 +57,13 @@ def claims_table(path: Path) -> str:
                 f"**{row['verdict']}**",
                 where,
                 effect,
-                row["needed_seeds"],
+                f"{100 * float(row['greedy_effect']):.1f}" if row["greedy_effect"] else "",
+                row["needed_seeds"] + (f" ({row['needed_for']})" if row["needed_for"] else ""),
             )
             lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+            if row["note"]:
+                notes.append(f"{row['claim']}: {row['note']}.")
+    return "\n".join([*lines, "", f"Notes. {' '.join(notes)}"])
 
 
 def with_claims(readme: str, table: str) -> str:
@@ -62,23 +76,9 @@ def with_claims(readme: str, table: str) -> str:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("tier")
-    parser.add_argument("--root", type=Path, default=Path("paper_figures"), help="(default: %(default)s)")
-    parser.add_argument(
-        "--mixed", action="store_true", help="publish runs of several commits or changed files"
-    )
-    arguments = parser.parse_args()
-    source, target = arguments.root / arguments.tier, Path("paper_figures/published") / arguments.tier
-    files = sorted({path for pattern in KEPT for path in source.glob(pattern)})
-    if not (source / "provenance.json").exists():
-        sys.exit(
-            f"{source}/provenance.json: no such file; run `snakemake -c2 --config tier={arguments.tier}`"
-        )
-    facts = json.loads((source / "provenance.json").read_text())
-    if (";" in facts["commit"] or "changes" in facts["commit"]) and not arguments.mixed:
-        sys.exit(f"the runs are of {facts['commit']}; train them at one commit, or say --mixed")
+def copied(source: Path, target: Path, patterns: tuple[str, ...]) -> str:
+    """Put the files of `source` in the place of those in `target`; says what was copied."""
+    files = sorted({path for pattern in patterns for path in source.glob(pattern)})
     for path in files:
         if path.stat().st_size > LIMIT:
             sys.exit(
@@ -89,15 +89,51 @@ def main() -> None:
         place = target / path.relative_to(source)
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, place)
+    return f"{target}: {len(files)} files, {sum(p.stat().st_size for p in files):,} bytes"
+
+
+def publish_exact(source: Path) -> str:
+    if not (source / "exact_findings.csv").exists():
+        sys.exit(f"{source}/exact_findings.csv: no such file; run `ftis exact --out {source}`")
+    git = provenance()["git"] or {}
+    said = copied(source, EXACT, ("*.csv", "*.png", "*.pdf"))
+    (EXACT / "README.md").write_text(
+        f"The exact study, as `ftis exact` made it at commit {git.get('commit')}. docs/exact.md says what it shows; a test "
+        "computes `exact_findings.csv` from the tables.\n"
+    )
+    return said
+
+
+def publish_tier(tier: str, source: Path, mixed: bool) -> str:
+    target = PUBLISHED / tier
+    if not (source / "provenance.json").exists():
+        sys.exit(f"{source}/provenance.json: no such file; run `snakemake -c2 --config tier={tier}`")
+    facts = json.loads((source / "provenance.json").read_text())
+    if (";" in facts["commit"] or "changes" in facts["commit"]) and not mixed:
+        sys.exit(f"the runs are of {facts['commit']}; train them at one commit, or say --mixed")
+    said = copied(source, target, KEPT)
     (target / "README.md").write_text(
-        f"Results of the tier `{arguments.tier}`, as `{facts['command']}` made them at commit {facts['commit']} "
-        f"(seeds {facts['seeds']}; {facts['processor']}; torch {facts['torch']}). `tidy/` holds what the tables and "
-        "claims are computed from (columns: `ftis/tidy.py`); a test recomputes them. All of it in one page:\n\n"
-        f"    ftis report --tier {arguments.tier} --artefacts {target} --out report.html\n"
+        f"Results of the tier `{tier}`, as `{facts['command']}` made them at commit {facts['commit']} (seeds "
+        f"{facts['seeds']}; {facts['processor']}; torch {facts['torch']}). `tidy/` holds what the tables and claims are "
+        "computed from (columns: `ftis/tidy.py`); a test recomputes them. An ablation's rows name their own commit. All "
+        f"of it in one page:\n\n    ftis report --tier {tier} --artefacts {target} --exact {EXACT} --out report.html\n"
     )
     readme = Path("README.md")
     readme.write_text(with_claims(readme.read_text(), claims_table(target / "claims.csv")))
-    print(f"{target}: {len(files)} files, {sum(p.stat().st_size for p in files):,} bytes")
+    return said
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("name", metavar="TIER|exact")
+    parser.add_argument("--root", type=Path, default=Path("paper_figures"), help="(default: %(default)s)")
+    parser.add_argument(
+        "--mixed", action="store_true", help="publish runs of several commits or changed files"
+    )
+    arguments = parser.parse_args()
+    source = arguments.root / arguments.name
+    exact = arguments.name == "exact"
+    print(publish_exact(source) if exact else publish_tier(arguments.name, source, arguments.mixed))
 
 
 if __name__ == "__main__":

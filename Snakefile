@@ -9,6 +9,15 @@ min_version("9.19")
 include: "workflow/rules/common.smk"
 
 
+# For its rate limit Snakemake (9.19 to 9.27) looks for jobs to start once a second anew for every job that it has
+# started: after 120 jobs that takes a quarter of a core, and more with each. The default, 100 jobs a second, limits
+# nothing here, so it is taken away; a limit of one's own stays.
+if workflow.scheduling_settings is not None:
+    limit = workflow.scheduling_settings.max_jobs_per_timespan
+    if limit is not None and (limit.max_jobs, limit.timespan) == (100, 1):
+        workflow.scheduling_settings.max_jobs_per_timespan = None
+
+
 onstart:
     before_slurm()
 

@@ -200,7 +200,9 @@ def _ablation_runs(wildcards):
 @_plainly
 def ablation_inputs(wildcards):
     folders = [f"results/{wildcards.tier}/runs/{run.slug}" for run in _ablation_runs(wildcards)]
-    return [f"{folder}/{file}" for folder in folders for file in ("metrics.jsonl", "scores.json", "final.json")]
+    return [
+        f"{folder}/{file}" for folder in folders for file in ("metrics.jsonl", "scores.json", "final.json")
+    ]
 
 
 @_plainly

@@ -30,6 +30,7 @@ import torch
 from ftis import cost, memory
 from ftis.config import RUN_CONFIG, parse
 from ftis.data import Problem
+from ftis.errors import UserError
 from ftis.policy import Policy, add_lora, pick_device
 from ftis.train import Participant
 
@@ -56,7 +57,10 @@ PROMPT_TOKENS = 112  # the mean of GSM8K under chat-v1
 
 def main() -> None:
     given = options().parse_args()
-    result = measure(given)
+    try:
+        result = measure(given)
+    except UserError as error:
+        sys.exit(f"error: {error}")
     print(json.dumps(result) if given.json else "\n".join(f"{k:24} {v}" for k, v in result.items()))
 
 
@@ -79,6 +83,8 @@ def options() -> argparse.ArgumentParser:
 
 def measure(given: argparse.Namespace) -> dict:
     device = pick_device(given.device)
+    # What MFU is a share of; a GPU that isn't in the table is refused before it has worked.
+    card = cost.gpu_named(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     rows, ids = VOCABULARY[given.shape]
     shape = memory.Shape(**SHAPES[given.shape], num_key_value_heads=2, vocab_size=rows)
     config = parse(RUN_CONFIG, {
@@ -121,7 +127,7 @@ def measure(given: argparse.Namespace) -> dict:
         "sampled_tokens_per_s": round(line["tokens_generated"] / seconds["sample"], 1),
         "trained_tokens_per_s": round(trained / seconds["update"], 1),
         "update_tflops_per_s": round(flops / seconds["update"] / 1e12, 3),
-        "mfu": round(flops / seconds["update"] / cost.GPU.flops, 4) if device.type == "cuda" else None,
+        "mfu": round(flops / seconds["update"] / card.flops, 4) if card else None,
         "peak_bytes": peak, "estimated_bytes": int(estimate.peak), "measured_over_estimated": round(peak / estimate.peak, 3),
         "estimate": {k: int(v) for k, v in dataclasses.asdict(estimate).items()},
     }  # fmt: skip

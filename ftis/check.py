@@ -28,6 +28,7 @@ def check(
         _prompts(tier, runs, tokenizers),
         _gpus(runs),
         _memory(runs, gpu),
+        _engines(tier, runs),
         _disk(runs, results),
         _backends(runs),
     ):
@@ -151,25 +152,51 @@ def _gpus(runs: Sequence[RunPlan]) -> Iterator[str]:
 
 
 def _memory(runs: Sequence[RunPlan], gpu: Gpu) -> Iterator[str]:
-    tight: dict[str, list[str]] = {}
+    tight: dict[tuple[str, str], list[str]] = {}
     for run in runs:
         for i, need in enumerate(run.gpu_bytes):
             if need > gpu.gib * GIB:
                 names = " + ".join(n.label or n.role for n in run.nodes if n.gpu == i)
-                tight.setdefault(f"{names} need {need / GIB:.1f} GiB of a GPU's {gpu.gib:g}", []).append(
-                    run.slug
+                what = f"{names} need {need / GIB:.1f} GiB of a GPU's {gpu.gib:g}"
+                how = (
+                    "raise resources.train.gpus, lower rollout.max_batch or optim.micro_batch_tokens, or set "
+                    "node.gradient_checkpointing"
                 )
+                tight.setdefault((what, how), []).append(run.slug)
+        for node in run.nodes:
+            if node.generate_bytes > run.generate_limit:
+                what = (
+                    f"answering the tests with {node.label or node.role} needs {node.generate_bytes / GIB:.1f} GiB, its "
+                    f"job (resources.generate) has {run.generate_limit / GIB:.1f}"
+                )
+                tight.setdefault((what, "lower rollout.max_batch, or give the job more"), []).append(run.slug)
         if run.host_bytes > run.host_limit:
             yield (
                 f"resources.train.mem_mb: {run.slug} may need {run.host_bytes / 1e9:.1f} GB of the machine's memory (a run "
                 f"that was killed reads all nodes' states), the job has {run.host_limit / 1e9:.1f}; raise it"
             )
-    for what, slugs in tight.items():
+    for (what, how), slugs in tight.items():
         more = f" and {len(slugs) - 1} more" if len(slugs) > 1 else ""
-        yield (
-            f"{what} in {slugs[0]}{more}; raise resources.train.gpus, lower rollout.max_batch or optim.micro_batch_tokens, "
-            "or set node.gradient_checkpointing"
-        )
+        yield f"{what} in {slugs[0]}{more}; {how}"
+
+
+def _engines(tier: str, runs: Sequence[RunPlan]) -> Iterator[str]:
+    """Engines of vLLM that wouldn't start: a share that is too small, or a context beyond the model's."""
+    for node in (node for run in runs for node in run.nodes):
+        name = node.label or node.role
+        for engine in node.engines:
+            least = engine.weights + engine.sequence
+            if 0 < engine.given < least:
+                yield (
+                    f"{engine.share} is {engine.given / GIB:.1f} GiB for {name}: vLLM needs {least / GIB:.1f} for its "
+                    f"weights and one sequence of {engine.tokens} tokens; give it more, or take a larger GPU"
+                )
+            limit = shape_of_role(tier, node.role).max_position_embeddings
+            if limit is not None and engine.tokens > limit:
+                yield (
+                    f"models.{node.role}: {node.model} reads {limit} tokens, and vLLM is to read up to {engine.tokens} with "
+                    "a prompt and its completion; lower max_new_tokens"
+                )
 
 
 def _disk(runs: Sequence[RunPlan], results: Path) -> Iterator[str]:
@@ -191,5 +218,5 @@ def _backends(runs: Sequence[RunPlan]) -> Iterator[str]:
     from ftis.vllm_sampler import require_vllm
 
     for run in runs:
-        if "vllm" in map(run.config.backend, range(len(run.config.nodes))):
+        if run.config.needs_vllm:
             yield from (f"rollout.backend: {line}" for line in _says(require_vllm))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import socket
 import sys
@@ -136,7 +137,8 @@ def parser() -> argparse.ArgumentParser:
         tier,
         option("--grid", choices=("paper", "full"), default="paper", help="(default: %(default)s)"),
         option("--seeds", type=_positive, metavar="N", help="first N of the fixed list (default: the tier's number)"),
-        option("--gpu-memory", type=_not_negative, metavar="GIB", help="memory of each GPU (default: 80)"),
+        option("--gpu", metavar="NAME", help="GPU that the jobs run on: t4, l4, a100, h100 or h200 (default: h100)"),
+        option("--gpu-memory", type=_not_negative, metavar="GIB", help="memory of each GPU (default: that GPU's)"),
         option("--check", action="store_true", help="look for what would fail before it costs a GPU minute"),
         option("--json", action="store_true", help="print one JSON object"),
     )  # fmt: skip
@@ -233,14 +235,13 @@ def _train(arguments: argparse.Namespace) -> None:
         else:
             train_alone(config, out, node, arguments.host or socket.gethostname())
         return
-    if config.transport == "processes" and len(config.nodes) > 1:
-        from ftis.launch import launch as train
-    else:
-        from ftis.train import train
-
     # The grid's runs are jobs of the workflow. One may find its run in the hands of a process that nobody waits for
     # any more, left by a killed Snakemake or on a lost node: it lets that finish, and trains what is left to train.
     with _gpus(arguments, "train"):
+        if config.transport == "processes" and len(config.nodes) > 1:
+            from ftis.launch import launch as train
+        else:
+            from ftis.train import train
         train(config, out, wait=arguments.config is None)
 
 
@@ -287,13 +288,15 @@ def _generate(arguments: argparse.Namespace) -> None:
 
 
 def _gpus(arguments: argparse.Namespace, rule: str):
-    """A lease of as many GPUs as the tier gives a job of that rule."""
+    """A lease of as many GPUs as the tier gives a job of that rule; without a tier nothing is leased or hidden."""
     from ftis import grid
     from ftis.gpus import lease
 
+    if not arguments.tier:
+        return contextlib.nullcontext()
     run = getattr(arguments, "run", None)
     run = grid.Run.from_slug(run) if run else None
-    return lease(grid.resources(arguments.tier, rule, run).gpus if arguments.tier else 0)
+    return lease(grid.resources(arguments.tier, rule, run).gpus)
 
 
 def _use_threads(count: int) -> None:
@@ -344,10 +347,10 @@ def _plan(arguments: argparse.Namespace) -> None:
     from dataclasses import replace
 
     from ftis import cost, grid
-    from ftis.check import check
     from ftis.plan import as_dict, as_text, plan_runs
 
-    gpu = replace(cost.GPU, gib=arguments.gpu_memory or cost.GPU.gib)
+    gpu = cost.gpu_named(arguments.gpu) if arguments.gpu else cost.GPU
+    gpu = replace(gpu, gib=arguments.gpu_memory or gpu.gib)
     runs = plan_runs(arguments.tier, grid.runs(arguments.tier, arguments.grid, arguments.seeds), gpu)
     if not arguments.check:
         print(
@@ -356,6 +359,8 @@ def _plan(arguments: argparse.Namespace) -> None:
             else as_text(arguments.tier, runs, gpu)
         )
         return
+    from ftis.check import check
+
     found = check(arguments.tier, runs, gpu)
     if arguments.json:
         print(json.dumps({"tier": arguments.tier, "problems": found}))

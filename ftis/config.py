@@ -253,6 +253,11 @@ class RunConfig:
         """What samples for a node."""
         return self.nodes[node].backend or self.rollout.backend
 
+    @property
+    def needs_vllm(self) -> bool:
+        """Whether vLLM samples for any node."""
+        return any(self.backend(k) == "vllm" for k in range(len(self.nodes)))
+
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
         if self.method not in METHODS:
@@ -294,6 +299,8 @@ class RunConfig:
 
 
 RUN_CONFIG = TypeAdapter(RunConfig)
+KEPT = 2
+"""Checkpoints that a run keeps. Here, since a plan of its disk goes without torch."""
 
 # Fields that change where, how fast or under what name a run happens, but not its result.
 _NOT_RECIPE = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ftis.config import Node, RunConfig
+from ftis.errors import unknown
 from ftis.memory import FULL, HALF, Batch, Shape, trainable
 
 
@@ -21,12 +22,27 @@ class Gpu:
     """Memory in GiB."""
     flops: float
     """A second, bfloat16 with float32 sums, dense."""
+    single: float
+    """The same in float32 without TF32."""
     bandwidth: float
     """Bytes a second."""
+    devices: tuple[str, ...]
+    """Names that torch gives it."""
 
 
-GPU = Gpu("H100 SXM, 80 GB", 80, 989e12, 3.35e12)
-"""NVIDIA's data sheet."""
+# NVIDIA's data sheets of each; half of what they print where that is with sparsity, and GDDR6 less the sixteenth that
+# its error correction takes. The T4 has no bfloat16: float16.
+GPUS = {
+    "t4": Gpu("T4, 16 GB", 15, 65e12, 8.1e12, 0.32e12, ("Tesla T4",)),
+    "l4": Gpu("L4, 24 GB", 22.5, 121e12, 30.3e12, 0.3e12, ("NVIDIA L4",)),
+    "a100": Gpu(
+        "A100 SXM, 80 GB", 80, 312e12, 19.5e12, 2.039e12, ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe")
+    ),
+    "h100": Gpu("H100 SXM, 80 GB", 80, 989e12, 67e12, 3.35e12, ("NVIDIA H100 80GB HBM3",)),
+    "h200": Gpu("H200 SXM, 141 GB", 141, 989e12, 67e12, 4.8e12, ("NVIDIA H200",)),
+}
+GPU = GPUS["h100"]
+"""Where none is named."""
 EFFICIENCY = 0.35
 """Share of `flops` that an update reaches; assumed."""
 LAYER_SECONDS = 1e-3
@@ -34,6 +50,14 @@ LAYER_SECONDS = 1e-3
 COMPLETION_SHARE = 0.5
 """Mean length of a completion as a share of its budget; assumed. A batch decodes as long as its longest does, which
 is taken to be the whole budget."""
+
+
+def gpu_named(name: str) -> Gpu:
+    """A key of `GPUS`, in any case, or a name that torch gives a device. Raises UserError where it is neither."""
+    found = GPUS.get(name.lower()) or next((gpu for gpu in GPUS.values() if name in gpu.devices), None)
+    if found is None:
+        raise unknown("GPU", name, GPUS)
+    return found
 
 
 def update_flops(
@@ -55,7 +79,7 @@ def update_seconds(
 ) -> float:
     """Of one update, optimizer step included."""
     flops = update_flops(shape, node, tokens, completion_tokens, recomputed=True)
-    rate = gpu.flops * (1 if node.compute_dtype == "bfloat16" else 1 / 16)  # float32 without TF32
+    rate = gpu.flops if node.compute_dtype == "bfloat16" else gpu.single
     step = 7 * FULL * trainable(shape, node.lora) / gpu.bandwidth  # read p, g, m, v; write p, m, v
     return flops / (EFFICIENCY * rate) + step
 

@@ -26,7 +26,10 @@ FUSED_BYTES = 64 << 20
 @dataclass(frozen=True)
 class Prefix:
     """What the prompts left: the cache of P distinct prompts, padded on the left to L tokens, and for each of
-    N rows the prompt that it goes on from."""
+    N rows the prompt that it goes on from.
+
+    A decoder takes the layers out of the cache, so that one that it has copied is free for the next.
+    """
 
     cache: DynamicCache
     visible: Tensor
@@ -107,7 +110,8 @@ class ModelDecoder:
     def __init__(self, policy: Policy, prefix: Prefix, room: int):
         self.policy = policy
         policy.causal_lm.set_attn_implementation("ftis_grouped")
-        self.slabs = [_Slab(layer, prefix.owner, room) for layer in prefix.cache.layers]
+        layers = prefix.cache.layers
+        self.slabs = [_Slab(layers.pop(0), prefix.owner, room) for _ in range(len(layers))]
         self.cache = Cache(layers=self.slabs)
         visible = prefix.visible[prefix.owner]
         self.visible = torch.cat([visible, visible.new_ones(len(visible), room)], 1)
@@ -213,7 +217,8 @@ class FusedDecoder:
         self.mask = None if self.shared or prefix.visible.all() else prefix.visible[prefix.owner]
         if self.mask is not None:
             self.mask = torch.cat([self.mask, self.mask.new_ones(n, room)], 1)[:, None, None]
-        for layer, cached in zip(self.layers, prefix.cache.layers):
+        for layer in self.layers:
+            cached = prefix.cache.layers.pop(0)
             pair = (cached.keys, cached.values)
             if self.shared:
                 layer.prompt = pair

@@ -18,6 +18,8 @@ from typing import TextIO
 from ftis.errors import UserError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+HIDDEN = ("", "-1", "NoDevFiles")
+"""What stands there where the user or Slurm shows no GPU."""
 LEASES = Path(tempfile.gettempdir()) / f"ftis-gpus-{os.getuid()}"
 
 
@@ -26,12 +28,16 @@ def lease(count: int, present: int | None = None, folder: Path = LEASES) -> Iter
     """Show this process and its children `count` GPUs that no other lease holds, waiting for them if it must.
 
     Chosen from the `present` ones of this machine (None: as many as torch counts), or from those in
-    CUDA_VISIBLE_DEVICES if the user or Slurm has set it. It is left alone where there is no choice: no GPU at all, as
-    many as asked for or fewer in the list, or a Slurm job that was granted none. Raises UserError where the machine
-    has GPUs, but not so many.
+    CUDA_VISIBLE_DEVICES if the user or Slurm has set it: of a list that is too short, all. With a count of 0 none is
+    shown. CUDA_VISIBLE_DEVICES is left alone where there is nothing to choose from: no GPU at all, or a Slurm job that
+    was granted none. Raises UserError where the machine has GPUs, but not so many.
     """
     given, job = os.environ.get(VISIBLE), os.environ.get("SLURM_JOB_ID")
-    if count == 0 or (given is None and job):
+    if count == 0:
+        with _shown(()):  # else it would work on a GPU that another job has leased
+            yield ()
+        return
+    if given is None and job:
         yield ()
         return
     if given is None:
@@ -42,21 +48,31 @@ def lease(count: int, present: int | None = None, folder: Path = LEASES) -> Iter
             )
         candidates = [str(k) for k in range(present)]
     else:
-        candidates = [name.strip() for name in given.split(",") if name.strip()]
-    if not candidates or (given is not None and len(candidates) <= count):
+        names = dict.fromkeys(name.strip() for name in given.split(","))
+        candidates = [name for name in names if name not in HIDDEN]
+        count = min(count, len(candidates))
+    if not candidates:
         yield ()
         return
     # Slurm may number a job's GPUs from 0, whichever they are: each of its jobs has leases of its own.
     with contextlib.ExitStack() as held:
         devices = _take(count, candidates, folder / (f"slurm-{job}" if job else "machine"), held)
-        os.environ[VISIBLE] = ",".join(devices)
-        try:
+        with _shown(devices):
             yield devices
-        finally:
-            if given is None:
-                del os.environ[VISIBLE]
-            else:
-                os.environ[VISIBLE] = given
+
+
+@contextlib.contextmanager
+def _shown(devices: tuple[str, ...]) -> Iterator[None]:
+    """CUDA_VISIBLE_DEVICES for the length of a `with` block."""
+    given = os.environ.get(VISIBLE)
+    os.environ[VISIBLE] = ",".join(devices)
+    try:
+        yield
+    finally:
+        if given is None:
+            del os.environ[VISIBLE]
+        else:
+            os.environ[VISIBLE] = given
 
 
 def _present() -> int:
@@ -74,7 +90,8 @@ def _take(count: int, candidates: list[str], folder: Path, held: contextlib.Exit
             fcntl.flock(choosing, fcntl.LOCK_EX)
             taken: list[str] = []
             for device in candidates:
-                if len(taken) < count and _locked(attempt.enter_context(open(folder / device, "a"))):
+                file = folder / device.replace("/", "-")  # a part of a GPU may be named MIG-GPU-.../7/0
+                if len(taken) < count and _locked(attempt.enter_context(open(file, "a"))):
                     taken.append(device)
             if len(taken) == count:
                 held.enter_context(attempt.pop_all())

@@ -34,10 +34,12 @@ def require_hub(
 
 FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 """What is loaded of a model's repository: settings, weights, tokenizer and chat template."""
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+"""Files of which a tokenizer has one at least."""
 
 
 def has_model(model: str, revision: str | None) -> bool:
-    """Whether a model's settings and all its weights are in the cache."""
+    """Whether a model's settings, all its weights and its tokenizer are in the cache: a download may have ended early."""
     from huggingface_hub import try_to_load_from_cache
 
     def cached(file: str) -> Path | None:
@@ -46,7 +48,8 @@ def has_model(model: str, revision: str | None) -> bool:
 
     index = cached("model.safetensors.index.json")
     shards = set(json.loads(index.read_text())["weight_map"].values()) if index else {"model.safetensors"}
-    return all(cached(file) for file in ("config.json", *shards))
+    needed = ("config.json", "tokenizer_config.json", *shards)
+    return all(map(cached, needed)) and any(map(cached, TOKENIZERS))
 
 
 def load_model(model: str, revision: str | None) -> str:
@@ -56,10 +59,15 @@ def load_model(model: str, revision: str | None) -> str:
     if not has_model(model, revision):
         require_hub(model, "model", "config.json", revision)
     try:
-        return snapshot_download(model, revision=revision, allow_patterns=FILES)
+        folder = snapshot_download(model, revision=revision, allow_patterns=FILES)
     except Exception as error:  # noqa: BLE001  the library raises a different type for each way the hub can fail
         reason = f"{type(error).__name__}: {str(error)[:200]}"
         raise UserError(no_copy("model", model, reason)) from None
+    if not has_model(model, revision):  # offline, a part of a model is taken for all of it
+        raise UserError(
+            no_copy("model", model, "settings, weights in safetensors or the tokenizer are missing")
+        )
+    return folder
 
 
 def no_copy(what: str, name: str, reason: str) -> str:

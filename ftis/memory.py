@@ -45,6 +45,8 @@ class Shape:
     tie_word_embeddings: bool = True
     attention_bias: bool = True
     """Biases of the q, k and v projections: Qwen2 has them, Llama hasn't."""
+    max_position_embeddings: int | None = Field(default=None, ge=1)
+    """Tokens that it reads at most; None: unknown."""
 
     @property
     def queries(self) -> int:
@@ -125,7 +127,7 @@ class Memory:
     """The log-prob head: its chunk of logits, and the embedding's gradient on its way."""
     kv_cache: float
     sampler: float
-    """The sampler's logits and what reading the prompts takes."""
+    """What reading the prompts takes, or the decoder's logits and copies."""
     engine: float = 0
     """An engine of vLLM with its own weights and cache, where that samples: there unless its own node learns."""
 
@@ -190,8 +192,7 @@ def node_memory(
         # Autocast keeps copies of trained weights only; frozen ones live as long as backward needs them.
         casts = HALF * (max(a * b for a, b in shape.linears.values()) if checkpoints else shape.matrices)
     completed = batches[0].new_tokens / (batches[0].prompt_tokens + batches[0].new_tokens)
-    sampling = [_sampling(shape, batch, half, vocabulary) for batch in batches]
-    kv_cache, sampler = max(sampling, key=sum)
+    kv_cache, sampler = _sampling(shape, batches, half, vocabulary)
     return Memory(
         weights=FULL * (shape.parameters + (trained if node.lora else 0)),
         gradients=FULL * trained,
@@ -205,6 +206,38 @@ def node_memory(
         sampler=0 if engine else sampler,
         engine=engine,
     )
+
+
+def answer_memory(
+    shape: Shape, node: Node, batches: Sequence[Batch], vocabulary: int | None = None, engine: float = 0
+) -> Memory:
+    """The parts of a trained node that answers tests and learns nothing; the largest of `batches` counts.
+
+    vocabulary: as in `node_memory`. An `engine` of vLLM, in bytes, is all there is where it answers.
+    """
+    if engine:
+        return Memory(0, 0, 0, 0, 0, 0, 0, 0, engine)
+    half = node.compute_dtype == "bfloat16"
+    adapter, copied = 0, shape.matrices
+    if node.lora:  # loaded frozen, as its model: the copies live for a product only
+        adapter, copied = trainable(shape, node.lora), max(a * b for a, b in shape.linears.values())
+    kv_cache, sampler = _sampling(shape, batches, half, vocabulary or shape.vocab_size)
+    return Memory(
+        weights=FULL * (shape.parameters + adapter),
+        gradients=0,
+        optimizer=0,
+        casts=HALF * copied * half,
+        activations=0,
+        head=0,
+        kv_cache=kv_cache,
+        sampler=sampler,
+    )
+
+
+def engine_parts(shape: Shape, node: Node, tokens: int) -> tuple[float, float]:
+    """Bytes of the weights of a node's engine of vLLM, and of the keys and values of one sequence of `tokens`."""
+    unit = HALF if node.compute_dtype == "bfloat16" else FULL
+    return unit * shape.parameters, unit * 2 * shape.num_hidden_layers * shape.keys * tokens
 
 
 def _layer_activations(shape: Shape, lora: Lora | None, half: bool) -> int:
@@ -237,17 +270,27 @@ def _head(shape: Shape, full: bool, half: bool, vocabulary: int, tokens: float, 
     return max(chunk + extra, FULL * shape.embedding if full else 0)
 
 
-def _sampling(shape: Shape, batch: Batch, half: bool, vocabulary: int) -> tuple[float, float]:
-    """Key-value cache, and the sampler's other tensors."""
-    # Rotary position embeddings leave keys in float32 under autocast.
-    token = shape.num_hidden_layers * shape.keys * (FULL + (HALF if half else FULL))
-    read = batch.prompts * batch.prompt_tokens
-    cache = token * (batch.sequences * (batch.prompt_tokens + batch.new_tokens) + read)
-    # Logits and their softmax, its double-precision sum and the cut-off.
-    logits = batch.sequences * vocabulary * (3 * FULL + 2 * 8 + (HALF if half else 0))
+def _sampling(shape: Shape, batches: Sequence[Batch], half: bool, vocabulary: int) -> tuple[float, float]:
+    """Keys and values, and what else is there with them, at the worst moment of the worst batch."""
     unit = HALF if half else FULL
-    prefill = read * (unit * 3 * shape.intermediate_size + FULL * 4 * shape.hidden_size)
-    return cache, max(logits, prefill)
+    # Rotary position embeddings leave keys in float32 under autocast.
+    token = shape.num_hidden_layers * shape.keys * (FULL + unit)
+    moments = []
+    for batch in batches:
+        read = batch.prompts * batch.prompt_tokens
+        rows = batch.sequences * (batch.prompt_tokens + batch.new_tokens)
+        # Reading the prompts: their keys and values, a layer's work on all of them, and attention's mask, once
+        # as booleans and twice as numbers.
+        work = read * (unit * 3 * shape.intermediate_size + FULL * 4 * shape.hidden_size)
+        moments.append((token * read, work + read * batch.prompt_tokens * (1 + 2 * unit)))
+        # Decoding: those of the rows, to which the prompts' pass layer by layer. Besides, logits and their softmax,
+        # its double-precision sum and the cut-off, and the head's copy; or a layer that is copied, from its prompts
+        # or to the rows that go on.
+        logits = batch.sequences * vocabulary * (3 * FULL + 2 * 8 + (HALF if half else 0))
+        logits += HALF * vocabulary * shape.hidden_size * half
+        copied = token / shape.num_hidden_layers * max(read + batch.sequences * batch.prompt_tokens / 2, rows)
+        moments.append((token * rows, max(logits, copied)))
+    return max(moments, key=sum)
 
 
 def gpu_memory(nodes: Sequence[Memory]) -> float:

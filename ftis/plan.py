@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ftis import cost, grid, memory
-from ftis.config import Dataset, RunConfig
+from ftis.config import KEPT, Dataset, Node, RunConfig
 from ftis.cost import Gpu
 from ftis.memory import FULL, GIB, Batch, Memory, Shape
 from ftis.message import BYTES_A_COMPLETION, BYTES_A_MESSAGE, BYTES_A_TOKEN
-from ftis.state import KEPT
 from ftis.swarm import assignment
 from ftis.tiny import SIZES
 
@@ -27,6 +26,24 @@ PROBLEMS = {"gsm8k": 1319, "math500": 500, "tiny": 0}
 """Test problems where no limit is set."""
 LIBRARIES, WITH_CUDA = 0.4e9, 4e9
 """Bytes of host memory for torch and the data: seen on a CPU, and assumed with CUDA."""
+WHOLE_CARD = 0.92
+"""Share of a card that vLLM takes where no trainer has the rest: its default (0.32.0)."""
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """An engine of vLLM."""
+
+    share: str
+    """Where its share of the card comes from."""
+    given: float
+    """Bytes of that share; 0 on a CPU."""
+    weights: float
+    """Bytes of its own weights, which it keeps in the machine's memory while it sleeps."""
+    sequence: float
+    """Bytes of the keys and values of one sequence of `tokens`: with less than that and the weights it doesn't start."""
+    tokens: int
+    """Of the longest prompt with its completion."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +63,10 @@ class NodePlan:
     sequences: int
     """Decoded together, at most."""
     memory: Memory
+    generate_bytes: float
+    """Peak of answering the tests with it, on the GPU of the job that does or, without one, on its machine."""
+    engines: tuple[EnginePlan, ...]
+    """In training and for the tests, where vLLM samples."""
     seconds: float
     """Of training and of the tests after it, by the cost model."""
 
@@ -64,6 +85,8 @@ class RunPlan:
     """Peak of the machine's own memory: when a killed run is taken up, all nodes' states are read."""
     host_limit: float
     """What the tier's file asks for."""
+    generate_limit: float
+    """What a job that answers the tests has: a GPU's memory, or without one what the tier's file asks for."""
     gpu_hours: float
     wire_bytes: float
     """Sent by all nodes, at most."""
@@ -127,6 +150,23 @@ def problem_count(data: Dataset | None) -> int:
     return 0 if data is None else data.limit or PROBLEMS[data.name]
 
 
+def answer_batches(tier: str, config: RunConfig) -> list[Batch]:
+    """What is decoded at a time for the tests, greedily and sampled, with the longest prompt among it. Problems that
+    aren't counted are taken to fill a batch."""
+    found, most = [], config.rollout.max_batch
+    for test in grid.benchmarks(tier).values():
+        for samples in {1, test.samples or 1}:
+            prompts = min(max(1, most // samples), problem_count(test.data) or most)
+            longest = PROMPT_TOKENS[test.data.name][1]
+            found.append(Batch(min(most, prompts * samples), prompts, longest, test.max_new_tokens))
+    return found
+
+
+def _engine(share: str, given: float, shape: Shape, node: Node, batches: Sequence[Batch]) -> EnginePlan:
+    tokens = max(batch.prompt_tokens + batch.new_tokens for batch in batches)
+    return EnginePlan(share, given, *memory.engine_parts(shape, node, tokens), tokens)
+
+
 def plan_run(tier: str, run: grid.Run, gpu: Gpu = cost.GPU) -> RunPlan:
     """What one run takes."""
     config = grid.resolve(tier, run)
@@ -134,6 +174,8 @@ def plan_run(tier: str, run: grid.Run, gpu: Gpu = cost.GPU) -> RunPlan:
     mean, longest = PROMPT_TOKENS[config.train.name]
     validation = problem_count(config.validation.data)
     counts = [completion_count(config, k) for k in range(len(config.nodes))]
+    answering, tests = grid.resources(tier, "generate", run), answer_batches(tier, config)
+    card = gpu.gib * GIB
     nodes = []
     for k, (node, where) in enumerate(zip(config.nodes, place(config, gpus))):
         shape = shape_of_role(tier, node.name)
@@ -149,17 +191,24 @@ def plan_run(tier: str, run: grid.Run, gpu: Gpu = cost.GPU) -> RunPlan:
                 batch = Batch(sequences, sequences, PROMPT_TOKENS[test.data.name][0], test.max_new_tokens)
                 rounds = cost.in_batches(problems, batch) * (1 + test.samples)
                 seconds += rounds * cost.decode_seconds(shape, node, batch, gpu)
+        engines, engine, answers = [], 0.0, memory.answer_memory(shape, node, tests)
+        if config.backend(k) == "vllm":
+            engine = config.rollout.gpu_memory_utilization * card * (where is not None)
+            engines.append(_engine("rollout.gpu_memory_utilization", engine, shape, node, batches))
+        if config.rollout.backend == "vllm":
+            whole = WHOLE_CARD * card * (answering.gpus > 0)
+            engines.append(_engine("vLLM's share in a job of tests", whole, shape, node, tests))
+            answers = memory.answer_memory(shape, node, tests, engine=whole)
         nodes.append(NodePlan(
             role=node.name, label=node.label, model=node.model, revision=node.revision, gpu=where,
             parameters=shape.parameters, trained=memory.trainable(shape, node.lora),
             completions=counts[k] * config.iterations, sequences=max(b.sequences for b in batches),
             memory=memory.node_memory(
                 shape, node, min(node.micro_batch_tokens or config.optim.micro_batch_tokens, most), batches,
-                engine=config.rollout.gpu_memory_utilization * gpu.gib * GIB * (
-                    config.backend(k) == "vllm" and where is not None
-                ),
+                engine=engine,
             ),
-            seconds=seconds,
+            generate_bytes=memory.gpu_memory([answers]) if answering.gpus else LIBRARIES + answers.peak,
+            engines=tuple(engines), seconds=seconds,
         ))  # fmt: skip
     states = [3 * FULL * node.trained for node in nodes]  # weights and two moments
     kept = sum(FULL * node.trained for node in nodes)
@@ -167,6 +216,8 @@ def plan_run(tier: str, run: grid.Run, gpu: Gpu = cost.GPU) -> RunPlan:
     host = (WITH_CUDA if gpus else LIBRARIES) + max(
         sum(states), max(FULL * node.parameters for node in nodes)
     )
+    # An engine is a process of its own, whose weights go to the machine's memory while it sleeps.
+    host += sum(WITH_CUDA + n.engines[0].weights for n in nodes if n.memory.engine)
     on_gpu = [[n.memory for n in nodes if n.gpu == i] for i in range(gpus)]
     together = config.transport == "processes"
     if any(node.gpu is None for node in nodes):
@@ -176,7 +227,7 @@ def plan_run(tier: str, run: grid.Run, gpu: Gpu = cost.GPU) -> RunPlan:
         slug=run.slug, config=config, nodes=tuple(nodes), gpus=gpus,
         # Nodes in one process take turns; processes of their own work at the same time.
         gpu_bytes=tuple(sum(map(memory.gpu_memory, [[m] for m in ms] if together else [ms])) for ms in on_gpu),
-        host_bytes=host, host_limit=limit,
+        host_bytes=host, host_limit=limit, generate_limit=card if answering.gpus else answering.mem_mb * 1e6,
         # A job holds all of its GPUs all the time.
         gpu_hours=gpus * (max if together and gpus >= len(nodes) else sum)(n.seconds for n in nodes) / 3600,
         wire_bytes=most_bytes(config),
@@ -199,7 +250,7 @@ PARTS = ("weights", "optimizer", "gradients", "casts", "activations", "head", "k
 
 def as_text(tier: str, runs: Sequence[RunPlan], gpu: Gpu = cost.GPU) -> str:
     """Two aligned tables, of runs and of their different nodes, with the sums."""
-    lines = [["run", "nodes", "B x G", "completions a node", "GPUs", "GPU peak", "host peak", "GPU-hours", "sent", "disk", "kept"]]  # fmt: skip
+    lines = [["run", "nodes", "B x G", "completions a node", "GPUs", "GPU peak", "host peak", "generate peak", "GPU-hours", "sent", "disk", "kept"]]  # fmt: skip
     nodes: dict[tuple, list[str]] = {}
     for run in runs:
         config = run.config
@@ -207,7 +258,8 @@ def as_text(tier: str, runs: Sequence[RunPlan], gpu: Gpu = cost.GPU) -> str:
             run.slug, " + ".join(n.label or n.role for n in run.nodes), f"{config.prompts} x {config.group_size}",
             "/".join(str(n.completions) for n in run.nodes), str(run.gpus),
             _memory_size(max(run.gpu_bytes)) if run.gpus else "-", _memory_size(run.host_bytes),
-            f"{run.gpu_hours:.1f}" if run.gpus else "-", _size(run.wire_bytes), _size(run.disk_bytes), _size(run.kept_bytes),
+            _memory_size(max(n.generate_bytes for n in run.nodes)), f"{run.gpu_hours:.1f}" if run.gpus else "-",
+            _size(run.wire_bytes), _size(run.disk_bytes), _size(run.kept_bytes),
         ])  # fmt: skip
         for n in run.nodes:
             parts = [_memory_size(getattr(n.memory, part)) for part in PARTS]
@@ -221,17 +273,18 @@ def as_text(tier: str, runs: Sequence[RunPlan], gpu: Gpu = cost.GPU) -> str:
         *_aligned([head, *nodes.values()]),
         "peak of a node: weights + optimizer, and the larger of an update (gradients, casts, activations, head) and of",
         "sampling (casts, kv cache, sampler; or vLLM's engine)",
+        "generate peak: of the job that answers the tests with the run's models, one after the other, on its GPU",
         "", f"{len(runs)} runs of tier {tier}: {grid.load_tier(tier).about}",
         f"each training job: {train.threads} threads, {train.mem_mb} MB, at most {train.runtime} minutes",
-        f"GPU-hours on {gpu.name} ({gpu.gib:g} GiB): {sum(r.gpu_hours for r in runs):.1f}; estimated with {_assumptions()}",
+        f"GPU-hours on {gpu.name} ({gpu.gib:g} GiB): {sum(r.gpu_hours for r in runs):.1f}; estimated with {_assumptions(gpu)}",
         f"sent by all nodes of all runs: at most {_size(sum(r.wire_bytes for r in runs))}",
         f"on disk when all are finished: {_size(sum(r.kept_bytes for r in runs))}; while one runs: up to {_size(max(r.disk_bytes for r in runs))}",
     ])  # fmt: skip
 
 
-def _assumptions() -> str:
+def _assumptions(gpu: Gpu) -> str:
     return (
-        f"{cost.EFFICIENCY:.0%} of {cost.GPU.flops / 1e12:.0f} TFLOP/s in updates, at least {cost.LAYER_SECONDS * 1e3:g} ms "
+        f"{cost.EFFICIENCY:.0%} of {gpu.flops / 1e12:.0f} TFLOP/s ({gpu.single / 1e12:.0f} in float32) in updates, at least {cost.LAYER_SECONDS * 1e3:g} ms "
         f"a layer and decoding step, completions half as long as they may be; none of it was measured"
     )
 
@@ -246,7 +299,7 @@ def as_dict(tier: str, runs: Sequence[RunPlan], gpu: Gpu = cost.GPU) -> dict[str
         return plain
 
     return {
-        "tier": tier, "gpu": asdict(gpu), "assumptions": _assumptions(), "runs": [one(run) for run in runs],
+        "tier": tier, "gpu": asdict(gpu), "assumptions": _assumptions(gpu), "runs": [one(run) for run in runs],
         "total": {k: sum(getattr(r, k) for r in runs) for k in ("gpu_hours", "wire_bytes", "kept_bytes")},
     }  # fmt: skip
 

@@ -153,6 +153,7 @@ class TransformersSampler:
                 use_cache=True,
             )
             logits = (hidden[:, -1] @ head.T).float()[owner]
+            del hidden  # all prompts' columns; the decoder empties the cache as well
             decode = decoder(policy, Prefix(cache, visible, owner), room)
 
             tokens = np.zeros((len(jobs), room), dtype=np.int32)

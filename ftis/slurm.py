@@ -22,11 +22,16 @@ OPTIONS = {
 
 
 def sbatch_options(resources: Mapping[str, Any], threads: int) -> tuple[str, ...]:
-    """What sbatch is asked for a job with these Snakemake resources."""
+    """What sbatch is asked for a job with these Snakemake resources, as the plugin does it."""
     options = [f"--{option}={resources[key]}" for key, option in OPTIONS.items() if resources.get(key)]
     if resources.get("gpu"):
         model = f"{resources['gpu_model']}:" if resources.get("gpu_model") else ""
         options.append(f"--gpus={model}{resources['gpu']}")
+        tasks = resources.get("tasks_per_gpu")
+        tasks = resources.get("tasks") if tasks is None else tasks
+        options += [f"--ntasks-per-gpu={tasks}"] if tasks else []
+    else:
+        options.append(f"--ntasks={resources.get('tasks') or 1}")
     return (*options, f"--cpus-per-task={threads}", *shlex.split(resources.get("slurm_extra") or ""))
 
 

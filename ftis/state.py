@@ -22,11 +22,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ftis.config import KEPT
 from ftis.errors import UserError
 from ftis.membership import Lost
 from ftis.provenance import sha256, write_atomic, write_json
-
-KEPT = 2
 
 
 @dataclass(frozen=True)

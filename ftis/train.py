@@ -159,6 +159,13 @@ class Swarm:
         """Take up a checkpoint, or start; the number of iterations that are done. `folder` holds the checkpoints
         and the metrics: what is newer than the checkpoint, or of other settings, is removed."""
         metrics = folder / "metrics.jsonl"
+        if self.config.readings.top_k is not None and self.nodes[0].index == 0:
+            print(
+                f"warning: readings.top_k: completions are drawn from the {self.config.readings.top_k} likeliest tokens, "
+                "but their log-probs are those of the full softmax, so importance ratios are not those of the "
+                "distribution that was sampled (docs/design.md)",
+                file=sys.stderr,
+            )
         for node in self.nodes:
             node.evidence = folder / "nonfinite"
         for path in state.checkpoints(folder):

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ftis.errors import UserError
 from ftis.orphans import die_with
 
 ENVIRONMENT = {
@@ -46,8 +47,15 @@ Answer = tuple[np.ndarray, np.ndarray, bool]
 """tokens (T,) int32, log-probs (T,) float32, whether it ended by itself."""
 
 
-class EngineError(RuntimeError):
-    """What went wrong in the engine's process."""
+class EngineError(UserError):
+    """What went wrong in the engine's process, and where to look: mostly memory, or a model that vLLM can't run."""
+
+    def __init__(self, what: str):
+        super().__init__(
+            f"vLLM: {what}. What it printed stands above. Exit code -9 mostly means that the machine's memory ran out; "
+            "where the GPU's did, change rollout.gpu_memory_utilization; where vLLM can't run the model, take the backend "
+            "transformers"
+        )
 
 
 class Engine:

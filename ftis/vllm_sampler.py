@@ -91,9 +91,7 @@ class VllmSampler:
             try:
                 self.engine = Engine(options, torch.get_num_threads(), _card(policy), gpu_share)
             except EngineError as error:
-                raise UserError(
-                    f"model {model}: vLLM can't run it ({error}); take the backend transformers"
-                ) from None
+                raise UserError(f"model {model}: {error}") from None
         # Embeddings are often padded beyond the tokenizer; -100 is as low as vLLM lets a bias be.
         padded = range(len(tokenizer), config.get_text_config().vocab_size)
         self.bias = dict.fromkeys(padded, -100.0)

@@ -87,6 +87,35 @@ def test_errors_come_within_a_second_or_two():
 
 
 @pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "--tier", "huge", "--run", "alone-base_small-s42"],
+        ["train", "--tier", "tiny", "--run", "nonsense"],
+        ["train", "no_such.yaml", "--out", "run"],
+        ["plan", "--tier", "huge"],
+        ["plan", "--tier", "tiny", "--gpu", "tpu"],
+        ["plan", "--tier", "tiny", "--seeds", "99"],
+        ["evaluate", "--model", "m", "--benchmark", "aime"],
+        ["evaluate", "--model", "m", "--prompt", "nope"],
+        ["evaluate", "--model", "m", "--samples", "4"],
+        ["generate", "--tier", "huge", "--run", "alone-base_small-s42"],
+    ],
+)
+def test_errors_need_no_torch(arguments, tmp_path):
+    code = "import sys, ftis.cli as c\nassert c.main(sys.argv[1:]) == 2\nassert 'torch' not in sys.modules"
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(
+        command,
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["train"], "either CONFIG.yaml or --tier and --run"),
@@ -95,6 +124,7 @@ def test_errors_come_within_a_second_or_two():
         (["train", "--tier", "tiny", "--run", "size_base-ppo-g50-vertical-s42"], "ppo"),
         (["train", "x.yaml", "--tier", "tiny"], "either CONFIG.yaml or --tier and --run"),
         (["plan", "--tier", "nope"], "unknown tier"),
+        (["plan", "--tier", "tiny", "--gpu", "tpu"], "unknown GPU 'tpu': choose one of a100, h100"),
         (["plan", "--tier", "tiny", "--seeds", "0"], "must be a whole number from 1, given '0'"),
         (["evaluate", "--model", "m", "--limit", "0"], "must be a whole number from 1, given '0'"),
         (["evaluate", "--model", "m", "--temperature", "-1"], "must be a number from 0, given '-1'"),

@@ -1,5 +1,7 @@
 """The fused decoder against the model's own forward: every row, step after step, as rows are given up."""
 
+import weakref
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -91,6 +93,16 @@ def test_decoders_agree_on_a_llama_with_biases_and_scaled_positions(tiny, copies
         if "bias" in name or "norm" in name:
             p.data += 0.3 * torch.randn_like(p)
     agree(policy, GROUPS[0])
+
+
+@pytest.mark.parametrize("kind", [ModelDecoder, FusedDecoder])
+def test_prompts_are_not_kept_beside_the_rows_that_they_were_copied_to(tiny, kind):
+    policy = load_policy(str(tiny / "base"))
+    with torch.inference_mode():
+        prefix = prefilled(policy, [[4, 5], [6]], [0, 1])
+        kept = [weakref.ref(t) for layer in prefix.cache.layers for t in (layer.keys, layer.values)]
+        assert kind(policy, prefix, 3).step(torch.tensor([7, 8])).shape[0] == 2
+    assert len(kept) >= 4 and all(tensor() is None for tensor in kept)
 
 
 def test_other_models_decode_through_their_own_forward(tiny):

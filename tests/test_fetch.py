@@ -30,7 +30,7 @@ def hub(tmp_path):
     )
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
     files = {p.name: p.read_bytes() for p in (tmp_path / "model").iterdir()}
-    files |= {"tokenizer.json": b"{}", "notes.md": b"not needed"}
+    files |= {"tokenizer.json": b"{}", "tokenizer_config.json": b"{}", "notes.md": b"not needed"}
     asked = []
 
     class Hub(http.server.BaseHTTPRequestHandler):
@@ -114,6 +114,30 @@ for shards in (["model-1.safetensors"], ["model-1.safetensors", "model-2.safeten
     print(has_model("{MODEL}", "{REVISION}"))
 """
     assert python(program, HF_ENDPOINT=address, HF_HOME=str(tmp_path)) == ["True", "False"]
+
+
+@pytest.mark.parametrize(
+    "file", ["tokenizer.json", "tokenizer_config.json", "config.json", "model.safetensors"]
+)
+def test_a_model_lacks_a_file(hub, tmp_path, file):
+    address, _ = hub
+    program = f"""
+from pathlib import Path
+from ftis.hub import has_model, load_model
+folder = Path(load_model("{MODEL}", "{REVISION}"))
+(folder / "{file}").unlink()
+print(has_model("{MODEL}", "{REVISION}"))
+"""
+    assert python(program, HF_ENDPOINT=address, HF_HOME=str(tmp_path)) == ["False"]
+    program = f"""
+from ftis.errors import UserError
+from ftis.hub import load_model
+try:
+    load_model("{MODEL}", "{REVISION}")
+except UserError as error:
+    print("missing" in str(error) or "no local copy" in str(error))
+"""
+    assert python(program, HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path)) == ["True"]
 
 
 @pytest.fixture

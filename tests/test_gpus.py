@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ftis import cli
 from ftis.errors import UserError
 from ftis.gpus import VISIBLE, lease
 
@@ -74,13 +75,20 @@ def test_what_the_user_chose_is_shared_out_and_nothing_else(hold, monkeypatch, t
     monkeypatch.setenv(VISIBLE, "5,7")
     first, second = hold(1, 8), hold(1, 8)
     assert {*devices(first), *devices(second)} == {"5", "7"}
-    # No choice, no lease: a process that one of them starts, say.
+    # A list of one is no choice, but still somebody's.
     monkeypatch.setenv(VISIBLE, "5")
+    third = hold(2, 8)
+    assert "waiting for 1 of the GPUs 5" in third.stderr.readline()
+    for job in (first, second):
+        job.stdin.close()
+    assert devices(third) == ["5"]
+    for nothing in ("", "-1", "NoDevFiles"):
+        monkeypatch.setenv(VISIBLE, nothing)
+        with lease(1, 8, tmp_path) as taken:
+            assert taken == () and os.environ[VISIBLE] == nothing
+    monkeypatch.setenv(VISIBLE, "MIG-GPU-1/7/0")
     with lease(1, 8, tmp_path) as taken:
-        assert taken == () and os.environ[VISIBLE] == "5"
-    monkeypatch.setenv(VISIBLE, "")
-    with lease(1, 8, tmp_path) as taken:
-        assert taken == () and os.environ[VISIBLE] == ""
+        assert taken == ("MIG-GPU-1/7/0",)
 
 
 def test_slurm_jobs_keep_to_what_they_were_granted(hold, monkeypatch, tmp_path):
@@ -101,10 +109,27 @@ def test_the_setting_is_put_back(tmp_path):
     assert VISIBLE not in os.environ
 
 
+@pytest.mark.parametrize("given", [None, "2,3"])
+def test_a_job_that_asks_for_no_gpu_sees_none(tmp_path, monkeypatch, given):
+    """Else it would work on a GPU that another job has leased."""
+    if given:
+        monkeypatch.setenv(VISIBLE, given)
+    with lease(0, 4, tmp_path) as taken:
+        assert taken == () and os.environ[VISIBLE] == ""
+    assert os.environ.get(VISIBLE) == given
+
+
+def test_only_jobs_of_a_tier_lease_or_hide_gpus(tmp_path, monkeypatch):
+    monkeypatch.setenv(VISIBLE, "2,3")
+    call = ["train", "--tier", "smoke", "--run", "alone-base_small-s42"]
+    for arguments, seen in ((call, ""), (["train", "run.yaml"], "2,3")):
+        with cli._gpus(cli.parser().parse_args(arguments), "train"):
+            assert os.environ[VISIBLE] == seen
+    assert os.environ[VISIBLE] == "2,3"
+
+
 def test_machines_without_gpus_and_with_too_few(tmp_path):
     with lease(1, 0, tmp_path) as taken:
-        assert taken == () and VISIBLE not in os.environ
-    with lease(0, 4, tmp_path) as taken:
         assert taken == () and VISIBLE not in os.environ
     with (
         pytest.raises(UserError, match="2 GPUs asked for, and this machine has 1; lower `gpus`"),

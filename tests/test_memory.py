@@ -79,8 +79,10 @@ def test_parts_by_hand():
     # A token: 36 layers' inputs in float32; one layer's 20 H + 2 (2 A + 2 K + 4 I); its gradients 6 I + 8 H; 16 H.
     layer = 20 * 2048 + 2 * (2 * 2048 + 2 * 256 + 4 * 11008)
     assert parts.activations == 1000 * (36 * 4 * 2048 + layer + 6 * 11008 + 8 * 2048 + 16 * 2048)
-    # Keys in float32 and values in bfloat16: 10 rows of 150 tokens, and 2 prompts of 100.
-    assert parts.kv_cache == 36 * 256 * 6 * (10 * 150 + 2 * 100)
+    # Keys in float32 and values in bfloat16: 10 rows of 150 tokens, the prompts' own being gone by then. Besides, 30
+    # bytes a logit and the head in bfloat16.
+    assert parts.kv_cache == 36 * 256 * 6 * 10 * 150
+    assert parts.sampler == 10 * 151_665 * 30 + 2 * 151_665 * 2048
     assert parts.peak == parts.standing + max(parts.update, parts.sampling)
     # Two nodes on a GPU: both stand there, one works.
     both = memory.gpu_memory([parts, parts])
@@ -92,6 +94,43 @@ def test_parts_by_hand():
     assert (engine.kv_cache, engine.sampler, engine.sampling) == (0, 0, 0)
     busy = max(1.05 * engine.update + 9e9, 18e9)
     assert memory.gpu_memory([engine, engine]) == pytest.approx(memory.CONTEXT + 2.1 * engine.standing + busy)
+
+
+def test_long_prompts_by_hand():
+    """A model that only answers, in float32: reading its prompts takes more than decoding."""
+    shape = shape_of_role("paper", "base_large")
+    parts = memory.answer_memory(shape, node(), [Batch(3, 1, 10, 20), Batch(2, 2, 1000, 10)])
+    assert parts.weights == parts.standing == 4 * shape.parameters and parts.update == parts.casts == 0
+    # Of 2 x 1000 tokens keys and values, the MLP's 3 I and 4 H, and a mask of 1000 bytes and twice 1000 numbers.
+    assert parts.kv_cache == 36 * 256 * 8 * 2000
+    assert parts.sampler == 2000 * (4 * (3 * 11008 + 4 * 2048) + 9 * 1000)
+    # An adapter is there beside its model, frozen: one matrix at a time has a copy in bfloat16.
+    lora = memory.answer_memory(shape, node(lora=Lora(), compute_dtype="bfloat16"), [Batch(3, 1, 10, 20)])
+    assert (
+        lora.weights == 4 * (shape.parameters + trainable(shape, Lora())) and lora.casts == 2 * 2048 * 11008
+    )
+    # With an engine of vLLM nothing else is there.
+    engine = memory.answer_memory(shape, node(), [Batch(3, 1, 10, 20)], engine=9e9)
+    assert engine.peak == 9e9 and memory.gpu_memory([engine]) == memory.CONTEXT + 9e9
+    assert memory.engine_parts(shape, node(), 100) == (4 * shape.parameters, 4 * 2 * 36 * 256 * 100)
+
+
+def test_gpus_by_name():
+    assert cost.gpu_named("T4") is cost.gpu_named("Tesla T4") is cost.GPUS["t4"]
+    assert cost.gpu_named("NVIDIA H100 80GB HBM3") is cost.GPU
+    for other in ("NVIDIA L40S", "NVIDIA H100 PCIe", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"):  # slower ones
+        with pytest.raises(UserError, match=f"unknown GPU '{other}': choose one of a100, h100, h200, l4, t4"):
+            cost.gpu_named(other)
+    shape, batch = shape_of_role("small", "base_small"), Batch(4, 1, 10, 50)
+    half, full = node(compute_dtype="bfloat16"), node()
+    for gpu in cost.GPUS.values():
+        # Arithmetic alone, since an adapter has next to nothing to write.
+        assert cost.update_seconds(shape, full, 1e6, 1e6, gpu) > cost.update_seconds(
+            shape, half, 1e6, 1e6, gpu
+        )
+        assert cost.decode_seconds(shape, full, batch, gpu) >= 50 * 30 * cost.LAYER_SECONDS
+    slow, fast = (cost.update_seconds(shape, full, 1e6, 0, cost.GPUS[name]) for name in ("t4", "h100"))
+    assert slow / fast == pytest.approx(67 / 8.1, rel=0.01)
 
 
 def test_an_adapter_has_small_gradients_and_checkpoints_save_activations():

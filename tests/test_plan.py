@@ -11,10 +11,20 @@ import yaml
 from safetensors.torch import save_file
 
 from ftis import cli, cost, grid
-from ftis.check import check
+from ftis.check import _engines, check
 from ftis.errors import UserError
 from ftis.memory import GIB
-from ftis.plan import as_dict, completion_count, most_bytes, place, plan, plan_run, plan_runs
+from ftis.plan import (
+    WITH_CUDA,
+    answer_batches,
+    as_dict,
+    completion_count,
+    most_bytes,
+    place,
+    plan,
+    plan_run,
+    plan_runs,
+)
 from ftis.policy import load_policy
 from ftis.state import pack_node
 from ftis.train import Swarm
@@ -61,6 +71,51 @@ def test_the_paper_s_runs_fit_on_80_gb_cards_and_not_on_40():
     # 16 bytes a parameter: weights, gradient and two moments.
     three = large.nodes[0].memory
     assert three.weights + three.gradients + three.optimizer == 16 * 3_085_938_688
+
+
+def test_the_small_tiers_train_and_answer_on_a_16_gb_card():
+    for tier in ("small", "small_qwen"):
+        for run in plan_runs(tier, grid.runs(tier, "full"), cost.GPUS["t4"]):
+            assert run.generate_limit == 15 * GIB
+            assert max(*run.gpu_bytes, *(n.generate_bytes for n in run.nodes)) < 14.1 * GIB, run.slug
+    # The longest of MATH-500's prompts makes answering larger than training, for the smaller model.
+    (alone,) = planned("small", "alone-base_small")
+    assert alone.nodes[0].generate_bytes > 1.1 * alone.gpu_bytes[0]
+
+
+def test_what_is_decoded_together_for_the_tests():
+    """Greedily a problem a row; eight samples of a problem share its prompt."""
+    config = grid.resolve("tiny", grid.Run.from_slug("alone-base_small-s42"))
+    config = replace(config, rollout=replace(config.rollout, max_batch=100))
+    batches = {
+        (b.sequences, b.prompts, b.prompt_tokens, b.new_tokens) for b in answer_batches("tiny", config)
+    }
+    assert batches == {
+        (rows, prompts, 32, new) for rows, prompts in ((100, 100), (96, 12)) for new in (64, 80)
+    }
+    config = grid.resolve("small", grid.Run.from_slug("alone-base_small-s42"))
+    assert {(b.prompts, b.prompt_tokens) for b in answer_batches("small", config)} == {(72, 275), (72, 965)}
+
+
+def test_engines_and_what_they_take_of_the_machine(monkeypatch):
+    """3B in bfloat16: two bytes a parameter in the engine, and on the machine while it sleeps."""
+    run, weights = grid.Run.from_slug("alone-base_large-s42"), 2 * 3_085_938_688
+    plain = plan_run("paper", run)
+    config = grid.resolve("paper", run)
+    monkeypatch.setattr(
+        grid, "resolve", lambda *_: replace(config, rollout=replace(config.rollout, backend="vllm"))
+    )
+    planned = plan_run("paper", run)
+    training, tests = planned.nodes[0].engines
+    assert plain.nodes[0].engines == () and training.weights == tests.weights == weights
+    assert (training.tokens, tests.tokens) == (275 + 768, 965 + 768)
+    assert training.given == 0.4 * 80 * GIB and tests.given == 0.92 * 80 * GIB
+    assert planned.host_bytes - plain.host_bytes == WITH_CUDA + weights
+    assert planned.nodes[0].generate_bytes == GIB + tests.given
+    assert not list(_engines("paper", [planned]))
+    # 40 % of 14 GiB are less than the weights.
+    (line,) = _engines("paper", [plan_run("paper", run, replace(cost.GPU, gib=14))])
+    assert "rollout.gpu_memory_utilization is 5.6 GiB for 3B: vLLM needs 5.8 for its weights and one" in line
 
 
 def test_what_a_plan_holds():
@@ -133,9 +188,14 @@ def test_plan_as_json_and_with_another_gpu(capsys):
         "peak",
     }
     assert data["runs"][0]["nodes"][0]["memory"].keys() == parts
+    assert data["runs"][0]["nodes"][0]["generate_bytes"] < data["runs"][0]["generate_limit"] == 80 * GIB
     assert data["total"]["gpu_hours"] == pytest.approx(sum(run["gpu_hours"] for run in data["runs"]))
     assert cli.main(["plan", "--tier", "paper", "--check", "--gpu-memory", "40"]) == 2
     assert "1.5B + 3B need " in capsys.readouterr().err
+    for options, gib in ((["--gpu", "L4"], 22.5), (["--gpu", "l4", "--gpu-memory", "40"], 40)):
+        assert cli.main(["plan", "--tier", "small", "--json", *options]) == 0
+        gpu = json.loads(capsys.readouterr().out)["gpu"]
+        assert (gpu["name"], gpu["gib"]) == ("L4, 24 GB", gib)
 
 
 @pytest.fixture
@@ -258,6 +318,23 @@ def test_check_finds_what_does_not_fit(tier, monkeypatch):
     )
 
 
+def test_check_finds_tests_that_do_not_fit(tier):
+    found = tier(gib=0.5, resources={"generate": {"gpus": 1}})
+    assert len(found) == 2 and all("answering the tests with" in line for line in found)
+    assert "base_small needs 1.1 GiB, its job (resources.generate) has 0.5 in expertise_small" in found[0]
+    found = tier(resources={"generate": {"mem_mb": 100}})  # on the CPU
+    assert len(found) == 2 and all("needs 0.5 GiB, its job" in line and "has 0.1" in line for line in found)
+
+
+def test_check_finds_a_context_beyond_the_model_s(tier):
+    rollout = tier.base["run"]["rollout"] | {"backend": "vllm"}
+    tests = {"id": tier.base["benchmarks"]["id"] | {"max_new_tokens": 500}}
+    found = tier(run=tier.base["run"] | {"rollout": rollout}, benchmarks=tests)
+    found = [line for line in found if "vLLM can't be imported" not in line]
+    assert len(found) == 2 and "models.base_small" in found[0] and "reads 256 tokens" in found[0]
+    assert "vLLM is to read up to 532" in found[0]
+
+
 def test_check_finds_a_full_disk(tier, monkeypatch):
     free = shutil.disk_usage("/")._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
@@ -273,7 +350,7 @@ def test_check_finds_that_vllm_is_missing(tier):
 
 def test_two_engines_and_two_nodes_on_a_card(tier):
     """Two engines with 49 % of a card each leave no room for the nodes; with 30 % each they do."""
-    resources = {"train": {"gpus": 1, "mem_mb": 8000}}
+    resources = {"train": {"gpus": 1, "mem_mb": 16000}}
     for share, fits in ((0.49, False), (0.3, True)):
         rollout = tier.base["run"]["rollout"] | {"backend": "vllm", "gpu_memory_utilization": share}
         found = tier(gib=10.0, run=tier.base["run"] | {"rollout": rollout}, resources=resources)

@@ -23,6 +23,7 @@ from ftis.message import BYTES_A_COMPLETION, BYTES_A_MESSAGE, BYTES_A_TOKEN
 from ftis.node import merge_metrics
 from ftis.train import train
 
+from .parts import with_swapped_ids
 from .test_train import assert_same_run, lora_node, metrics
 
 pytestmark = [
@@ -287,6 +288,17 @@ def test_a_node_that_fails_before_all_have_met_ends_the_run_with_its_error(tiny,
     assert "the run is not finished: it ended before all nodes had met" in said
     assert "node 1 (odd) ended with exit code 2\n  error: model" in said and "nowhere" in said
     assert "node 0 (base_lora) was stopped since not all nodes had come" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_nodes_with_different_tokenizers_are_refused_when_they_meet(tiny, tmp_path):
+    """Each process has read one tokenizer only."""
+    odd = {"name": "odd", "model": str(with_swapped_ids(tiny / "coder", tmp_path / "odd"))}
+    with pytest.raises(UserError) as error:
+        launch(build(tiny, nodes=[lora_node(tiny), odd]), tmp_path / "run")
+    said = str(error.value)
+    assert f"nodes.1.model: the tokenizer of {odd['model']} differs from that of nodes.0" in said
+    assert "the run is not finished: it ended before all nodes had met" in said and "Traceback" not in said
     assert not (tmp_path / "run").exists()
 
 

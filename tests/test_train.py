@@ -426,3 +426,12 @@ def test_a_missing_vllm_is_told_before_models_are_loaded(make_config, tmp_path):
     with pytest.raises(UserError, match="vLLM can't be imported .*; install it"):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_with_top_k_says_what_its_ratios_are_not(make_config, tmp_path, capsys):
+    for top_k in (None, 5):
+        Swarm(make_config(readings={"top_k": top_k}), "0" * 12).begin(tmp_path, None)
+        said = capsys.readouterr().err
+        assert said.count(
+            "warning: readings.top_k: completions are drawn from the 5 likeliest tokens"
+        ) == bool(top_k)

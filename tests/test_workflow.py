@@ -5,8 +5,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import yaml
+
+from ftis import slurm
 
 ROOT = Path(__file__).parents[1]
 
@@ -126,6 +130,28 @@ def test_slurm_profile_lists_the_paper_s_runs_with_their_resources():
     assert len(listed) == 21
     assert listed.pop("expertise_large-ftis-g50-vertical-s42") == "2 GPUs, 120000 MB, 2880 minutes"
     assert set(listed.values()) == {"1 GPUs, 120000 MB, 2880 minutes"}
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_slurm_is_asked_beforehand_what_jobs_are_submitted_with(gpus):
+    """One task with the job's threads, however many GPUs it has."""
+    plugin = pytest.importorskip("snakemake_executor_plugin_slurm.submit_string")
+
+    class Resources(dict):
+        __getattr__ = dict.__getitem__
+
+    profile = yaml.safe_load((ROOT / "workflow/profiles/slurm/profile.yaml").read_text())
+    resources = Resources(profile["default-resources"], gpu=gpus)
+    names = ("run_uuid", "slurm_logfile", "comment_str", "account", "partition", "workdir")
+    job = SimpleNamespace(resources=resources, threads=8)
+    submitted = plugin.get_submit_command(job, dict.fromkeys(names, ""))
+    flags = re.compile(r"--(?:ntasks[a-z-]*|cpus-per-[a-z]+|nodes)=\S+")
+    asked = set(flags.findall(" ".join(slurm.sbatch_options(resources, 8))))
+    assert (
+        asked
+        == set(flags.findall(submitted))
+        == {"--cpus-per-task=8", "--nodes=1"} | (set() if gpus else {"--ntasks=1"})
+    )
 
 
 def test_small_tier_warms_its_models_up_first(plan):

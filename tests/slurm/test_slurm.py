@@ -3,6 +3,7 @@
 The figure is of the smoke tier and made from nothing; the other tests go on from its warm start, with a longer run.
 """
 
+import importlib.util
 import json
 import os
 import re
@@ -155,9 +156,10 @@ def test_a_killed_job_goes_on_and_a_lost_node_does_not_train_twice(slurm, snakem
     process = snakemake("--config", "tier=long", "--", f"results/long/runs/{RUN}/final.json")
     follow(process, lambda: list((run / "state").glob("step-*[3-9]")))
     first = holder(run)
-    # The job asks for its GPUs as generic resources, and sees those that Slurm gives it.
+    # The job asks for its GPUs as generic resources, and sees those that Slurm gives it: one task, with them all.
     job = slurm.call("squeue", "-h", "-t", "R", "-o", "%A").strip()
-    assert re.search(r"TresPerJob=gres:gpu:2\b", slurm.call("scontrol", "show", "job", "-d", job))
+    shown = slurm.call("scontrol", "show", "job", "-d", job)
+    assert re.search(r"TresPerJob=gres:gpu:2\b", shown) and re.search(r"\bNumTasks=1\b", shown), shown
     assert b"CUDA_VISIBLE_DEVICES=0,1" in Path(f"/proc/{first}/environ").read_bytes().split(b"\0")
     os.kill(first, signal.SIGKILL)
 
@@ -212,6 +214,36 @@ def test_what_compute_nodes_could_not_reach_is_said_before_anything_is_queued(sl
     ), printed
     assert "Traceback" not in printed
     assert slurm.call("squeue", "-h", "--states=all", "-o", "%A") == before
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed here")
+def test_a_missing_vllm_is_said_before_anything_is_queued(slurm, snakemake, checkout):
+    tier = yaml.safe_load((checkout / "workflow/config/tiers/smoke.yaml").read_text())
+    tier["run"]["rollout"]["backend"] = "vllm"
+    (checkout / "workflow/config/tiers/engines.yaml").write_text(yaml.safe_dump(tier))
+    before = slurm.call("squeue", "-h", "--states=all", "-o", "%A")
+    process = snakemake("--config", "tier=engines", "--", f"results/engines/runs/{RUN}/final.json")
+    assert process.wait(PATIENCE) != 0
+    printed = process.output.read_text()
+    assert "vLLM can't be imported" in printed and "Traceback" not in printed, printed
+    assert slurm.call("squeue", "-h", "--states=all", "-o", "%A") == before
+
+
+@pytest.mark.long
+def test_a_job_that_starts_a_process_a_node_is_the_same_run(figure, snakemake, checkout):
+    """The figure's pair in a tier of its own, from the same warm start."""
+    pair = "peft_small-ftis-g50-vertical-s42"
+    tier = yaml.safe_load((checkout / "workflow/config/tiers/smoke.yaml").read_text())
+    base = {"label": tier["models"]["base_small"]["label"], "model": "results/smoke/models/base_small-s42"}
+    tier["models"] = {"base_small": base, "base_small_lora": tier["models"]["base_small_lora"]}
+    tier["run"]["transport"] = "processes"
+    (checkout / "workflow/config/tiers/apart.yaml").write_text(yaml.safe_dump(tier))
+    finish(snakemake("--config", "tier=apart", "--", f"results/apart/runs/{pair}/final.json"))
+    apart, together = (checkout / "results" / name / "runs" / pair for name in ("apart", "smoke"))
+    assert outcome(apart) == outcome(together)
+    assert len(list((apart / "state").glob("node[01]"))) == 2, (
+        "each node had a process and a state of its own"
+    )
 
 
 def test_a_task_a_node_is_the_same_run_as_in_one_process(slurm, figure, checkout):

@@ -70,6 +70,11 @@ def before_slurm():
         return
     jobs = [job for job in workflow.dag.needrun_jobs() if not job.is_local]
     fetch.require_fetched({job.wildcards.tier for job in jobs})
+    runs = {(job.wildcards.tier, job.wildcards.run) for job in jobs if job.rule.name in ("train", "generate")}
+    if any(grid.resolve(tier, grid.Run.from_slug(run)).needs_vllm for tier, run in runs):
+        from ftis.vllm_sampler import require_vllm
+
+        require_vllm()
     os.environ.update(HF_HUB_OFFLINE="1")  # the jobs inherit it: all is here, and none waits for a network
     slurm.require_accepted({slurm.sbatch_options(job.resources, job.threads): job.rule.name for job in jobs})
 

@@ -1,81 +1,82 @@
 """Seconds and memory of a dry run at 100, 1,000 and 10,000 training runs.
 
-    python benchmarks/dag.py
+    python benchmarks/dag.py                                    # about 3 CPU minutes
+    python benchmarks/dag.py --runs 100 1000 --targets runs     # about half of one
 
-grid=full of the smoke tier with as many seeds as it takes, in a copy of the workflow whose list of seeds is long enough;
-for the target `runs` (training alone) and up to 1,000 runs for the default target (training, answers, grades, figures,
-report: about three jobs a run). Writes benchmarks/results/dag.json.
+The smoke tier in a copy of the workflow whose list of seeds is long enough: as many seeds of grid=paper as it takes, or
+of grid=full where that has fewer runs than are wanted. Targets: `runs` (training alone), and `all`, the default
+(training, answers, grades, figures, report: about three jobs a run). Puts its rows into benchmarks/results/dag.json.
 """
 
+import argparse
 import os
 import re
-import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import measures
 import record
 
 from ftis import grid
 
 ROOT = Path(__file__).parent.parent
+TARGETS = ("runs", "all")
 
 
-def dry_run(folder: Path, seeds: int, target: str) -> dict:
-    command = [
-        sys.executable,
-        "-m",
-        "snakemake",
-        "-n",
-        "--quiet",
-        "all",
-        "--config",
-        "tier=smoke",
-        "grid=full",
-    ]
-    command += [f"seeds={seeds}", "--", target]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    began = os.times().elapsed
+def dry_run(folder: Path, which: str, seeds: int, target: str) -> dict:
+    command = [sys.executable, "-m", "snakemake", "-n", "--quiet", "all", "--config", "tier=smoke"]
+    command += [f"grid={which}", f"seeds={seeds}", "--", target]
     env = os.environ | {"PYTHONPATH": str(folder)}
-    done = subprocess.run(command, check=False, cwd=folder, env=env, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(done.stderr[-3000:])
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = sum(getattr(after, k) - getattr(before, k) for k in ("ru_utime", "ru_stime"))
-    # The largest child so far: sizes only grow from one dry run to the next.
-    return {
-        "target": target, "seconds": round(os.times().elapsed - began, 1), "cpu_seconds": round(cpu, 1),
-        "peak_mib": round(after.ru_maxrss / 1024),
-    }  # fmt: skip
+    with tempfile.TemporaryFile("w+") as told:
+        done = measures.run(command, cwd=folder, env=env, stdout=subprocess.DEVNULL, stderr=told)
+        if done.pop("status"):
+            told.seek(0)
+            raise SystemExit(told.read()[-3000:])
+    return done
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--runs", nargs="+", type=int, default=[100, 1000, 10_000])
+    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=TARGETS)
+    args = parser.parse_args()
+    sizes = {which: len(grid.runs("smoke", which, 1)) for which in ("full", "paper")}
     rows = []
-    each = len(grid.runs("smoke", "full", 1))
-    print(f"{'runs':>7}{'target':>8}{'s':>8}{'CPU s':>8}{'MiB':>7}")
+    print(f"{'runs':>7}{'target':>8}{'s':>9}{'CPU s':>9}{'MiB':>7}{'ms a run':>10}")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         for part in ("Snakefile", "workflow", "ftis"):
             copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
             copy(ROOT / part, folder / part)
         config = folder / "workflow/config/grid.yaml"
-        text, found = re.subn(
-            r"^seeds: \[.*\]", f"seeds: {list(range(1, 101))}", config.read_text(), flags=re.MULTILINE
-        )
-        assert found == 1, "the list of seeds has moved"
-        config.write_text(text)
-        for wanted, targets in ((100, ("runs", "all")), (1000, ("runs", "all")), (10_000, ("runs",))):
-            seeds = max(1, round(wanted / each))
-            for target in targets:
-                rows.append({"runs": seeds * each, **dry_run(folder, seeds, target)})
-                r = rows[-1]
+        for wanted in args.runs:
+            which = "full" if wanted >= sizes["full"] else "paper"
+            seeds = max(1, round(wanted / sizes[which]))
+            text, found = re.subn(
+                r"^seeds: \[.*\]",
+                f"seeds: {list(range(1, seeds + 1))}",
+                config.read_text(),
+                flags=re.MULTILINE,
+            )
+            assert found == 1, "the list of seeds has moved"
+            config.write_text(text)
+            for target in args.targets:
+                count = seeds * sizes[which]
+                row = {"wanted": wanted, "target": target, "grid": which, "runs": count}
+                row |= dry_run(folder, which, seeds, target)
+                rows.append(row)
                 print(
-                    f"{r['runs']:7}{target:>8}{r['seconds']:8}{r['cpu_seconds']:8}{r['peak_mib']:7}",
+                    f"{count:7}{target:>8}{row['seconds']:9.1f}{row['cpu_seconds']:9.1f}{row['peak_mib']:7}"
+                    f"{1000 * row['cpu_seconds'] / count:10.2f}",
                     flush=True,
                 )
-    record.write("dag", rows=rows)
+    for row in (
+        rows
+    ):  # at the end: it takes torch, and a process's peak isn't below what the one that started it held
+        record.add("dag", row, "wanted", "target")
 
 
 if __name__ == "__main__":

@@ -5,12 +5,11 @@
 An iteration's completions dealt out to 2, 4, 8 and 16 nodes: sampled from a briefly trained XS model (48 prompts x
 12), the same with ids that have no pattern at all in the largest vocabulary (151,936), and, where MODEL is
 given, from that model on GSM8K (16 prompts x 6 of at most 64 tokens; MODEL is a folder such as
-workflow/scripts/smollm2.py makes, FTIS_DATA holds gsm8k/). One thread; CPU seconds, medians of 9.
+workflow/scripts/smollm2.py makes, FTIS_DATA holds gsm8k/). One thread; CPU seconds, medians of 9 with lowest and highest.
 Writes benchmarks/results/exchange.json.
 """
 
 import argparse
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ import numpy as np
 import one_thread  # noqa: F401
 import record
 import torch
+from measures import spread
 
 from ftis.config import Dataset
 from ftis.data import load_problems
@@ -41,7 +41,7 @@ def sample(
     model: Path, data: Dataset, prompt: str, prompts: int, group: int, length: int
 ) -> tuple[Rollouts, int, frozenset[int]]:
     """An iteration's completions, the vocabulary's size and the stop tokens."""
-    policy = load_policy(str(model))
+    policy = load_policy(str(model), device="cpu")
     problems = load_problems(data)[:prompts]
     requests = [
         Request(encode_prompt(prompt, p.question, policy.tokenizer), [(0, i, s) for s in range(group)])
@@ -63,8 +63,8 @@ def without_pattern(r: Rollouts, vocab: int, stop: int) -> Rollouts:
     return replace(r, tokens=tokens)
 
 
-def cpu_seconds(call: Callable[[], object]) -> float:
-    """Median of 9, each long enough for the clock."""
+def cpu_seconds(call: Callable[[], object]) -> list[float]:
+    """Lowest, median and highest of 9, each long enough for the clock."""
     began, times = time.process_time(), []
     call()
     turns = max(1, int(0.02 / max(1e-6, time.process_time() - began)))
@@ -73,7 +73,7 @@ def cpu_seconds(call: Callable[[], object]) -> float:
         for _ in range(turns):
             call()
         times.append((time.process_time() - began) / turns)
-    return statistics.median(times)
+    return spread(times, 9)
 
 
 def read_all(call: Callable, data: list[bytes], expected: list[Expected]) -> None:
@@ -109,10 +109,15 @@ def measure(rollouts: Rollouts, vocab: int, stops: frozenset[int], length: int) 
             "bytes_a_token": round(sum(map(len, data)) / len(rollouts.tokens), 3),
             "sent_a_node": round((nodes - 1) * sum(map(len, data)) / nodes),
             "received_a_node": round((nodes - 1) / nodes * sum(map(len, data))),
-            "encode_tokens_a_second": round(own / encoding),
-            "decode_tokens_a_second": round(others / decoding),
-            "receive_tokens_a_second": round(others / receiving),
-            "cpu_ms_a_node": round(1000 * (encoding + receiving), 2),
+            "encode_tokens_a_second": round(own / encoding[1]),
+            "decode_tokens_a_second": round(others / decoding[1]),
+            "receive_tokens_a_second": round(others / receiving[1]),
+            "cpu_ms_a_node": round(1000 * (encoding[1] + receiving[1]), 2),
+            "range": {
+                "encode_tokens_a_second": [round(own / s) for s in reversed(encoding)],
+                "decode_tokens_a_second": [round(others / s) for s in reversed(decoding)],
+                "receive_tokens_a_second": [round(others / s) for s in reversed(receiving)],
+            },
         })  # fmt: skip
     return rows
 

@@ -40,7 +40,7 @@ def main() -> None:
             began = time.process_time()
             warm_start(tier.models["base_small"].tiny, seed, root / "tok", root / "data", root / f"m{seed}")
             warm = time.process_time() - began
-            node = replace(base.nodes[0], model=str(root / f"m{seed}"), revision=None)
+            node = replace(base.nodes[0], model=str(root / f"m{seed}"), revision=None, device="cpu")
             config = replace(
                 base,
                 iterations=50,
@@ -69,7 +69,8 @@ def main() -> None:
                 flush=True,
             )
         nodes = tuple(
-            replace(base.nodes[0], name=n, model=str(root / "m42"), revision=None) for n in ("a", "b")
+            replace(base.nodes[0], name=n, model=str(root / "m42"), revision=None, device="cpu")
+            for n in ("a", "b")
         )
         pair = replace(
             base,

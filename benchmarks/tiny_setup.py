@@ -72,7 +72,7 @@ def warm(root: Path, role: str, seed: int, other_share: float, steps: int) -> di
     out = made(root, role, seed, other_share, steps)
     if not (out / "warm.json").exists():
         warm_start(model, seed, root / "tok", root / "data", out)
-    policy = load_policy(str(out))
+    policy = load_policy(str(out), device="cpu")
     return {
         "role": role,
         "seed": seed,
@@ -88,7 +88,9 @@ def warm(root: Path, role: str, seed: int, other_share: float, steps: int) -> di
 def distance(root: Path, gen: str, theta: str, seed: int, other_share: float, xs: int, s: int) -> dict:
     """Between two warm models, over the sampled completions of 128 training questions x 4."""
     torch.set_num_threads(1)
-    a, b = (load_policy(str(made(root, role, seed, other_share, xs, s))) for role in (gen, theta))
+    a, b = (
+        load_policy(str(made(root, role, seed, other_share, xs, s)), device="cpu") for role in (gen, theta)
+    )
     problems = load_problems(Dataset(name="tiny", path=str(root / "data/train.jsonl"), limit=128))
     rows = list(complete(a.tokenizer, TransformersSampler(a), problems, "tiny-v1", 64, (9,), 4, 1.0))
     prompts = [a.tokenizer.encode(problems[i].question) for i, _, _, _ in rows]
@@ -113,7 +115,7 @@ def alone(root: Path, role: str, seed: int, other_share: float, xs: int, s: int,
     config = grid.resolve("tiny", grid.Run.from_slug(f"alone-{role}-s42"))
     start = made(root, role.removesuffix("_lora"), seed, other_share, xs, s)
     node = replace(
-        config.nodes[0], model=str(start), revision=None,
+        config.nodes[0], model=str(start), revision=None, device="cpu",
         learning_rate=rate * (5 if role.endswith("_lora") else 1),
     )  # fmt: skip
     test = Dataset(name="tiny", path=str(root / "data/validation.jsonl"), split="test", limit=512)

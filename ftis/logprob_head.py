@@ -15,8 +15,9 @@ CHUNK_LOGITS = 2**25
 # A completion is never cut, so that its loss is known while its logits are there: one that is longer than
 # this many logits has them computed twice instead.
 LONGEST_LOGITS = 4 * CHUNK_LOGITS
-# Logits that the passes over a row take at a time: 4 MiB stay in a cache between them.
-BLOCK_LOGITS = 2**20
+# Logits that the passes over a row take at a time. On a CPU 4 MiB stay in a cache between them; on a GPU, where this
+# hasn't been measured, blocks that small would be hundreds of short kernels a chunk, so they are 64 MiB.
+BLOCK_LOGITS, GPU_BLOCK_LOGITS = 2**20, 2**24
 
 
 class TokenLogprob(torch.autograd.Function):
@@ -123,7 +124,8 @@ def _exponentiate(logits: Tensor, target: Tensor, temperature: float) -> tuple[T
     """logp (M,), entropy (M,) and the sum of what `logits` (M, V) become in place: exp(logit - highest)."""
     logp = logits.new_empty(len(logits))
     entropy, total = torch.empty_like(logp), torch.empty_like(logp)
-    for rows in _slices(len(logits), BLOCK_LOGITS // logits.shape[1]):
+    block_logits = BLOCK_LOGITS if logits.device.type == "cpu" else GPU_BLOCK_LOGITS
+    for rows in _slices(len(logits), block_logits // logits.shape[1]):
         block = logits[rows]
         if temperature != 1.0:
             block /= temperature

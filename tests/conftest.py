@@ -1,6 +1,7 @@
 """Shared parts: a tokenizer, problems and briefly trained tiny models, made once a session."""
 
 import os
+import re
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -8,6 +9,13 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 from pathlib import Path
 
 import pytest
+
+
+def pytest_configure(config):
+    """Tests are written for CPUs: there is no GPU unless the run selects those that need one (-m gpu). This is before
+    any test imports torch."""
+    if not re.search(r"(?<!not )\bgpu\b", config.option.markexpr):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@
     FTIS_DATA=/data python benchmarks/small_pair.py models/smollm2
 
 A demonstration that the small tier's parts work, cut to what a CPU core does in a quarter of an hour: warm start and
-training both use the 64 training questions whose texts are shortest, so rewards say nothing about other questions.
+training both use the 32 training questions whose texts are shortest, so rewards say nothing about other questions.
 Writes benchmarks/results/small_pair.json.
 """
 
@@ -23,14 +23,14 @@ from ftis.provenance import provenance, write_json
 from ftis.sft import WarmStart, warm_start
 from ftis.train import train
 
-QUESTIONS = 64
+QUESTIONS = 32
 WARM = WarmStart(steps=24, batch=8, learning_rate=1e-4, micro_batch=8)
 PAIR = {
     "method": "ftis",
     "threshold": 50,
-    "iterations": 2,
-    "prompts": 6,
-    "group_size": 4,
+    "iterations": 3,
+    "prompts": 12,
+    "group_size": 6,
     "threads": 1,
     "rollout": {"prompt": "chat-v1", "max_new_tokens": 96},
     "optim": {"micro_batch_tokens": 2048, "skip_zero_advantage": True},

@@ -221,7 +221,7 @@ def test_gpus_by_pattern():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"tier": "huge"}, "unknown tier 'huge': choose one of paper, small, smoke, tiny"),
+        ({"tier": "huge"}, "unknown tier 'huge': choose one of paper, small, small_qwen, smoke, tiny"),
         ({"grid": "half"}, "grid: Input should be 'paper' or 'full'"),
         ({"seeds": 99}, "seeds: 99 asked for; choose 1 to 10"),
         ({"seeds": 0}, "seeds: .*greater than or equal to 1"),

@@ -209,7 +209,7 @@ def tier(tmp_path, monkeypatch, tiny):
     base = {
         "about": "a test", "seeds": 1, "learning_rate": {"full": 1e-4, "lora": 1e-3}, "prompts": {"*": 4},
         "models": {r: {"label": r, "model": str(tiny / "base")} for r in ("base_small", "coder_small")},
-        "run": {"train": data, "iterations": 2, "rollout": {"prompt": "tiny-v1", "max_new_tokens": 20}},
+        "run": {"train": data, "iterations": 2, "rollout": {"prompt": "tiny-v1", "max_new_tokens": 20, "max_batch": 32}},
         "benchmarks": {"id": {"data": data, "max_new_tokens": 20}},
     }  # fmt: skip
     # Tiers are cached by name.

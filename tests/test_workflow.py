@@ -89,7 +89,7 @@ def test_a_figure_trains_its_own_runs_in_the_tier_that_its_path_names(plan):
 @pytest.mark.parametrize(
     ("target", "config", "message"),
     [
-        (None, "tier=huge", "unknown tier 'huge': choose one of paper, small, smoke, tiny"),
+        (None, "tier=huge", "unknown tier 'huge': choose one of paper, small, small_qwen, smoke, tiny"),
         (None, "girds=full", "girds: unknown key; the keys here are"),
         (None, "ablations=[caps]", "unknown ablation 'caps': choose one of .*cap, .*readings"),
         ("paper_figures/tiny/ablation-caps.csv", None, "unknown ablation 'caps': choose one of"),

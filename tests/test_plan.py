@@ -209,7 +209,7 @@ def tier(tmp_path, monkeypatch, tiny):
     base = {
         "about": "a test", "seeds": 1, "learning_rate": {"full": 1e-4, "lora": 1e-3}, "prompts": {"*": 4},
         "models": {r: {"label": r, "model": str(tiny / "base")} for r in ("base_small", "coder_small")},
-        "run": {"train": data, "iterations": 2, "rollout": {"prompt": "tiny-v1", "max_new_tokens": 20, "max_batch": 32}},
+        "run": {"train": data, "iterations": 2, "rollout": {"prompt": "tiny-v1", "max_new_tokens": 20}},
         "benchmarks": {"id": {"data": data, "max_new_tokens": 20}},
     }  # fmt: skip
     # Tiers are cached by name.
@@ -255,7 +255,10 @@ def test_check_finds_a_model_that_is_nowhere(tier, tmp_path):
 def test_check_finds_data_that_are_nowhere(tier, monkeypatch, tmp_path):
     monkeypatch.setenv("FTIS_DATA", str(tmp_path))
     benchmarks = {"id": {"data": {"name": "math500", "split": "test"}, "max_new_tokens": 20}}
-    only(tier(benchmarks=benchmarks), "dataset math500", "no local copy", "math500/test.jsonl")
+    # Long questions in batches that a job without a GPU has room for.
+    run = tier.base["run"] | {"rollout": tier.base["run"]["rollout"] | {"max_batch": 32}}
+    found = tier(benchmarks=benchmarks, run=run)
+    only(found, "dataset math500", "no local copy", "math500/test.jsonl")
     broken = tmp_path / "broken.jsonl"
     broken.write_text("{}\n")
     only(

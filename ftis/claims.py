@@ -78,9 +78,11 @@ def values(tables: Mapping[str, pd.DataFrame], decoding: str = "sampled") -> Val
 
 
 def filtered_shares(tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
-    """By cell: the mean share of foreign samples that the filter dropped, over iterations, nodes and seeds."""
+    """By cell with a filter: the mean share of foreign samples that it dropped, over iterations, nodes and seeds."""
     steps = _frame(tables, "training", ["run", "node", "filtered_foreign"]).dropna(subset="filtered_foreign")
-    steps = steps.merge(grid_runs(tables)[["run", "node", "cell"]], on=["run", "node"])
+    runs = grid_runs(tables)
+    runs = runs[[METHODS[method].filtered for method in runs["method"]]]
+    steps = steps.merge(runs[["run", "node", "cell"]], on=["run", "node"])
     return steps.groupby("cell")["filtered_foreign"].mean().to_dict()
 
 

@@ -91,9 +91,9 @@ def _add_training(folder: Path, rows: dict[str, list[dict]]) -> None:
                     "tokens_generated": node["tokens_generated"],
                     "bytes_sent": node["bytes_sent"],
                     "filtered_foreign": _rounded(node["filtered"].get("foreign")),
-                    "kl_foreign": _rounded(foreign["gen_theta_sum"][2] if foreign else None),
+                    "kl_foreign": round(foreign["gen_theta_sum"][2], 2) if foreign else None,
                     "grad_norm": round(node["grad_norm"], 4),
-                    "seconds": round(sum(node["seconds"].get(phase, 0.0) for phase in PHASES), 3),
+                    "seconds": round(sum(node["seconds"].get(phase, 0.0) for phase in PHASES), 2),
                 })  # fmt: skip
                 total = totals.setdefault(node["node"], {"role": node["name"], "label": node["label"]})
                 total["iterations"] = total.get("iterations", 0) + 1  # fewer for a node that was lost

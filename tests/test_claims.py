@@ -467,9 +467,8 @@ def test_notes_say_how_much_the_filter_dropped():
     found = make_tables(AS_CLAIMED)
     runs = found["runs"].drop_duplicates("run").set_index("run")["g"]
     share = {"5": 0.3, "10": 0.2, "50": 0.004, "100": 0.0}
-    found["training"] = found["training"].assign(
-        filtered_foreign=found["training"]["run"].map(runs).map(share)
-    )
+    shares = found["training"]["run"].map(runs).map(share).fillna(0.0)  # as a run without a filter has it
+    found["training"] = found["training"].assign(filtered_foreign=shares)
     notes = claims.claim_tables(found)[0].set_index("claim")["note"]
     assert notes[4] == "the filter dropped 0.4 % of foreign samples"
     assert notes[7] == "the filter dropped 0 to 30 % of foreign samples"

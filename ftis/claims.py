@@ -81,7 +81,7 @@ def filtered_shares(tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
     """By cell with a filter: the mean share of foreign samples that it dropped, over iterations, nodes and seeds."""
     steps = _frame(tables, "training", ["run", "node", "filtered_foreign"]).dropna(subset="filtered_foreign")
     runs = grid_runs(tables)
-    runs = runs[[METHODS[method].filtered for method in runs["method"]]]
+    runs = runs[runs["method"].isin([name for name, method in METHODS.items() if method.filtered])]
     steps = steps.merge(runs[["run", "node", "cell"]], on=["run", "node"])
     return steps.groupby("cell")["filtered_foreign"].mean().to_dict()
 

@@ -153,9 +153,9 @@ def economics(tables: Tables, level: float = LEVEL) -> pd.DataFrame:
     alone_ and swarm_accuracy: validation accuracy (`primary_decoding`) after the last iteration, a fraction. gain: their
     paired difference, with its 95 % t-interval (empty for one seed). tokens: own tokens generated an
     iteration. gain_equal_tokens: accuracy at the swarm's end less Alone's when it had generated as many
-    tokens; gain_equal_seconds: when it had worked as long (empty where Alone took less time in all, since a swarm's
-    node trains on as many samples). tokens_to_level: own tokens until `level` of Alone's total gain, over the seeds where both get
-    there (`reached`). seconds_sample: an iteration's sampling; seconds_saved: the difference. bytes_sent:
+    tokens; gain_equal_seconds: when it had worked as long, over the seeds in which Alone worked that long at all (a
+    swarm's node trains on as many samples). tokens_to_level: own tokens until `level` of Alone's total gain, over the
+    seeds where both get there (`reached`). seconds_sample: an iteration's sampling; seconds_saved: the difference. bytes_sent:
     an iteration; traffic: the larger of sent and received. break_even: bandwidth (bytes/s) at which an
     iteration's traffic takes as long as the sampling that it saves; above it joining saves time, inf where
     no sampling time was saved. Empty where no swarm run has an Alone of its role and seed; accuracies are
@@ -231,7 +231,8 @@ def curves(tables: Tables, method: str = "ftis", split: str = "vertical", g: str
             )
             rows.append({**dict(zip(("setup", "role", "series"), keys, strict=True)), "label": at["label"].iloc[0],
                          "node": at["node"].iloc[0], "step": step, "seeds": seeds,
-                         **{cost: at[cost].mean() for cost in SPENT}, "accuracy": at["accuracy"].mean(), "low": low, "high": high})  # fmt: skip
+                         **{cost: at[cost].mean() for cost in SPENT}, "accuracy": at["accuracy"].mean(),
+                         "low": low, "high": high})  # fmt: skip
     return pd.DataFrame(rows)
 
 

@@ -11,6 +11,7 @@ through its reward alone), so one reference serves for both; relative biases are
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,6 +41,7 @@ from ftis.methods import METHODS
 from ftis.objective import KL_ESTIMATORS, Objective, sequence_kl
 from ftis.paper import write_files
 from ftis.plots import STYLE, rendered
+from ftis.provenance import provenance
 
 # ---------------------------------------------------------------- problems and foreign generators
 
@@ -471,7 +473,9 @@ def findings(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 
 
 def make_exact(out: Path) -> None:
-    """Write exact.csv, exact_kl.csv, exact_training.csv, exact_findings.csv and the figures into `out`."""
+    """Write exact.csv, exact_kl.csv, exact_training.csv, exact_findings.csv, the figures and provenance.json, what they
+    were made with, into `out`."""
+    made = json.dumps(provenance(), indent=1) + "\n"  # at the start: of the code that runs
     tables = {"exact": study(), "exact_kl": kl_study(), "exact_training": training_study()}
     tables["exact_findings"] = findings(tables)
     files = {
@@ -481,4 +485,5 @@ def make_exact(out: Path) -> None:
     with matplotlib.rc_context(STYLE):
         for name, (draw, source) in FIGURES.items():
             files |= rendered(name, draw(tables[source]))
+    files["provenance.json"] = made.encode()
     write_files({Path(out) / name: content for name, content in files.items()})

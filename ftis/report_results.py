@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import pandas as pd
 
@@ -230,17 +229,17 @@ def claims(source: Source) -> list[Block]:
         seeds = number(getattr(row, "n_seeds", None))
         test = row.test and f"\n{row.test}"
         effects = (row.measured, row.range, row.greedy)
-        rows.append([number(row.claim), statement + test, row.verdict, *effects, seeds, row.needed])
+        rows.append([number(row.claim), statement + test, row.verdict, *effects, seeds])
     heads = ["", "Claim, and the test that decides it", "Verdict", "Effect", "95 % interval", "Greedy"]
     how = "sampled at T = 1" if "sampled" in set(table.get("decoding", ())) else "of greedy decoding"
     caption = (
         f"Effects in points of accuracy {how}, over paired seeds, where no unit stands; a positive one speaks for "
         "the claim, except in a test of being level. Intervals hold for all tests of a claim together; bytes have the "
-        "range over nodes. Greedy: the same effect under greedy decoding, which decides nothing. Needed: seeds for that "
-        "verdict with a chance of 80 %, at this effect and spread. docs/claims.md says how a verdict comes about."
+        "range over nodes. Greedy: the same effect under greedy decoding, which decides nothing. docs/claims.md says "
+        "how a verdict comes about."
     )
     notes = [Text(f"{row.note}.", f"Claim {number(row.claim)}:") for row in table.itertuples() if row.note]
-    blocks: list[Block] = [Table([*heads, "Seeds", "Needed"], rows, caption)]
+    blocks: list[Block] = [Table([*heads, "Seeds"], rows, caption)]
     if notes:
         blocks.append(Points(notes))
     return [*blocks, *attempt(components, source)]
@@ -255,7 +254,8 @@ def components(source: Source) -> list[Block]:
     heads = ["Claim", "Test", "Verdict", "Effect", "95 % interval", "Greedy", "Needed"]
     caption = (
         "Effects in points of accuracy. Each test's own interval; verdicts and needed seeds by a correction over "
-        "all tests of this table, so that each may be quoted by itself."
+        "all tests of this table, so that each may be quoted by itself. Needed: seeds for that verdict with a chance of "
+        "80 %, at this effect and spread."
     )
     return [Fold("Every test behind the claims", [Table(heads, rows, caption)])]
 
@@ -396,7 +396,7 @@ def ablations(source: Source) -> list[Block]:
 
 def ablation(source: Source, name: str) -> list[Block]:
     needs = ["label", "setup", "method", "g", "role", "seeds", "accuracy"]
-    needs += [f"{name}{end}" for name in ("difference", "over_alone") for end in ("", "_low", "_high")]
+    needs += [f"{measure}{end}" for measure in ("difference", "over_alone") for end in ("", "_low", "_high")]
     table = source.csv(f"ablation-{name}.csv", needs, dtype={"g": str}).fillna({"g": ""})
     known = load_grid().ablations.get(name)
     title = getattr(known, "title", name.replace("_", " ").capitalize())
@@ -409,14 +409,13 @@ def ablation(source: Source, name: str) -> list[Block]:
     changed = table["difference"].notna().any()
     reference, measure = ("the unchanged run", "difference") if changed else ("alone", "over_alone")
     rows, compared = [], []
-    for values in table.to_dict("records"):
-        row = SimpleNamespace(**values)
-        ends = (values[f"{measure}_low"], values[f"{measure}_high"])
+    for row in table.itertuples():
+        value, *ends = (getattr(row, f"{measure}{end}") for end in ("", "_low", "_high"))
         cells = [row.how, row.label, row.who, number(row.seeds), percent(row.accuracy)]
-        rows.append([*cells, points(values[measure]), interval(*ends) or "–"])
+        rows.append([*cells, points(value), interval(*ends) or "–"])
         if not math.isnan(ends[0]):
             what = row.how if not changed else row.label if alike else f"{row.how}, {row.label}"
-            compared.append((what, row.who, values[measure], *ends))
+            compared.append((what, row.who, value, *ends))
     heads = ["Method", "Variant", "Model", "Seeds", "Accuracy (%)", "Difference", "95 % interval"]
     caption = [
         *([Text(question, "What to see:")] if question else []),
@@ -511,7 +510,8 @@ def joining(source: Source) -> list[Block]:
     heads += ["Own tokens / alone", "Traffic", "Break-even"]
     caption = (
         "Gains over alone in points of validation accuracy, at the end, when alone had sampled as many tokens, "
-        "and when it had worked as long (a dash where it was done before). Tokens and traffic an iteration. Break-even: the bandwidth above which the exchange takes less time than "
+        "and when it had worked as long (over the seeds in which it worked that long at all). Tokens and traffic an "
+        "iteration. Break-even: the bandwidth above which the exchange takes less time than "
         "the sampling that it saves here; a dash where a saving isn't established (its 95 % interval reaches 0)."
     )
     return [Table(heads, rows, caption), Fold("All columns of economics.csv", [any_table(table)])]

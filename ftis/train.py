@@ -158,7 +158,6 @@ class Swarm:
     def begin(self, folder: Path, checkpoint: state.Checkpoint | None) -> int:
         """Take up a checkpoint, or start; the number of iterations that are done. `folder` holds the checkpoints
         and the metrics: what is newer than the checkpoint, or of other settings, is removed."""
-        metrics = folder / "metrics.jsonl"
         if self.config.readings.top_k is not None and self.nodes[0].index == 0:
             print(
                 f"warning: readings.top_k: completions are drawn from the {self.config.readings.top_k} likeliest tokens, "
@@ -168,6 +167,7 @@ class Swarm:
             )
         for node in self.nodes:
             node.evidence = folder / "nonfinite"
+        metrics = folder / "metrics.jsonl"
         for path in state.checkpoints(folder):
             if checkpoint is None or path.name > checkpoint.path.name:
                 shutil.rmtree(path)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ftis import stats
 
 MARGIN = 0.02
-"""Differences of accuracy up to this are level: a convention, fixed before any result was seen."""
+"""Differences of accuracy up to this are level: a convention, fixed before the tiny tier was run."""
 ALPHA = 0.025
 """One-sided, for the whole family of claims: false "holds" and false "fails" together in at most 5 %."""
 POWER = 0.8

@@ -319,7 +319,9 @@ def test_make_exact_writes_everything(tmp_path, monkeypatch):
     exact.make_exact(tmp_path)
     names = {path.name for path in tmp_path.iterdir()}
     figures = {f"{name}.{suffix}" for name in exact.FIGURES for suffix in ("pdf", "png")}
-    assert names == figures | {f"exact{part}.csv" for part in ("", "_kl", "_training", "_findings")}
+    assert names == figures | {f"exact{part}.csv" for part in ("", "_kl", "_training", "_findings")} | {
+        "provenance.json"
+    }
     table = pd.read_csv(tmp_path / "exact.csv")
     near = table[(table["distance"] == 0) & (table["block"] == "methods")]
     assert near["relative_bias"].max() < 1e-6

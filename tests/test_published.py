@@ -70,7 +70,8 @@ def test_the_exact_findings_are_those_of_its_tables():
     # The tables are rounded to four digits, and a crossing is interpolated between two of their rows.
     numbers = [pd.to_numeric(frame["value"]) for frame in (made, stored)]
     assert_frame_equal(numbers[0].to_frame(), numbers[1].to_frame(), rtol=2e-2, atol=1e-3)
-    assert re.search(r"commit [0-9a-f]{40}", (folder / "README.md").read_text())
+    git = json.loads((folder / "provenance.json").read_text())["git"]
+    assert not git["dirty"] and git["commit"] in (folder / "README.md").read_text()
 
 
 @pytest.mark.skipif("tiny" not in TIERS, reason="no results of the tiny tier are published")

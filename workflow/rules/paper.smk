@@ -170,6 +170,7 @@ rule exact:
             figure=["bias", "progress", "filter", "cap", "kl", "training"],
             end=["pdf", "png"],
         ),
+        "paper_figures/exact/provenance.json",
     log:
         "results/exact/exact.log",
     benchmark:

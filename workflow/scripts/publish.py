@@ -18,8 +18,6 @@ import shutil
 import sys
 from pathlib import Path
 
-from ftis.provenance import provenance
-
 LIMIT = 500_000
 PUBLISHED = Path("paper_figures/published")
 EXACT = PUBLISHED / "exact"
@@ -92,14 +90,18 @@ def copied(source: Path, target: Path, patterns: tuple[str, ...]) -> str:
     return f"{target}: {len(files)} files, {sum(p.stat().st_size for p in files):,} bytes"
 
 
-def publish_exact(source: Path) -> str:
-    if not (source / "exact_findings.csv").exists():
-        sys.exit(f"{source}/exact_findings.csv: no such file; run `ftis exact --out {source}`")
-    git = provenance()["git"] or {}
-    said = copied(source, EXACT, ("*.csv", "*.png", "*.pdf"))
+def publish_exact(source: Path, changed: bool) -> str:
+    if not (source / "provenance.json").exists():
+        sys.exit(f"{source}/provenance.json: no such file; run `ftis exact --out {source}`")
+    git = json.loads((source / "provenance.json").read_text())["git"] or {}
+    if (not git or git["dirty"]) and not changed:
+        sys.exit(
+            f"{source} was made by files that no commit has; make it again from a clean checkout, or say --mixed"
+        )
+    said = copied(source, EXACT, ("*.csv", "*.png", "*.pdf", "provenance.json"))
     (EXACT / "README.md").write_text(
-        f"The exact study, as `ftis exact` made it at commit {git.get('commit')}. docs/exact.md says what it shows; a test "
-        "computes `exact_findings.csv` from the tables.\n"
+        f"The exact study, as `ftis exact` made it at commit {git.get('commit', 'none')}. docs/exact.md says what it shows; a "
+        "test computes `exact_findings.csv` from the tables.\n"
     )
     return said
 
@@ -133,7 +135,12 @@ def main() -> None:
     arguments = parser.parse_args()
     source = arguments.root / arguments.name
     exact = arguments.name == "exact"
-    print(publish_exact(source) if exact else publish_tier(arguments.name, source, arguments.mixed))
+    publish = (
+        publish_exact(source, arguments.mixed)
+        if exact
+        else publish_tier(arguments.name, source, arguments.mixed)
+    )
+    print(publish)
 
 
 if __name__ == "__main__":

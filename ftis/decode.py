@@ -12,10 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
-from transformers import AttentionInterface
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from ftis.policy import Policy, merged_weight
 
@@ -54,26 +51,6 @@ def decoder(policy: Policy, prefix: Prefix, room: int) -> Decoder:
 # ------------------------------------------------------------------------------------------ any model
 
 
-def grouped_attention(
-    module, query: Tensor, key: Tensor, value: Tensor, attention_mask, scaling=None, **kwargs
-):
-    """Attention of one new token a row without copying the keys for each query head.
-
-    query (N, H, 1, D), key and value (N, H/r, K, D): with no order among new tokens, the r query heads of
-    a key head are r queries. Longer queries go the library's way, which repeats keys under a mask.
-    """
-    n, heads, length, width = query.shape
-    if length > 1:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    shared = query.view(n, key.shape[1], -1, width)
-    out = scaled_dot_product_attention(shared, key, value, attention_mask, scale=scaling)
-    return out.view(n, 1, heads, width), None
-
-
-AttentionInterface.register("ftis_grouped", grouped_attention)
-AttentionMaskInterface.register("ftis_grouped", sdpa_mask)
-
-
 class _Slab(DynamicLayer):
     """A layer's keys and values in one buffer with room for the whole completion, rows removable."""
 
@@ -109,7 +86,6 @@ class ModelDecoder:
 
     def __init__(self, policy: Policy, prefix: Prefix, room: int):
         self.policy = policy
-        policy.causal_lm.set_attn_implementation("ftis_grouped")
         layers = prefix.cache.layers
         self.slabs = [_Slab(layers.pop(0), prefix.owner, room) for _ in range(len(layers))]
         self.cache = Cache(layers=self.slabs)

@@ -124,7 +124,7 @@ class Memory:
     activations: float
     """Kept for backward, and one layer's work in it."""
     head: float
-    """The log-prob head: its chunk of logits, and the embedding's gradient on its way."""
+    """The log-prob head's chunk of logits, and what it needs with it."""
     kv_cache: float
     sampler: float
     """What reading the prompts takes, or the decoder's logits and copies."""
@@ -266,8 +266,7 @@ def _head(shape: Shape, full: bool, half: bool, vocabulary: int, tokens: float, 
     # In bfloat16 the products need copies; what is computed twice has a gradient of its own.
     extra = (chunk + weight) / 2 if half else 0
     extra += weight if again and full else 0
-    # The embedding's own gradient comes when the logits are gone.
-    return max(chunk + extra, FULL * shape.embedding if full else 0)
+    return chunk + extra
 
 
 def _sampling(shape: Shape, batches: Sequence[Batch], half: bool, vocabulary: int) -> tuple[float, float]:

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
-from transformers.cache_utils import DynamicCache
 from transformers.utils import logging
 
+from ftis.attention import IMPLEMENTATION, Packing
 from ftis.config import Lora, Node
 from ftis.errors import UserError
 from ftis.hub import no_copy, require_hub
@@ -36,6 +36,9 @@ class Policy:
     stop_ids: frozenset[int]
     device: torch.device
     compute_dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        self.causal_lm.set_attn_implementation(IMPLEMENTATION)
 
     @property
     def vocab_size(self) -> int:
@@ -59,11 +62,6 @@ class Policy:
         return torch.autocast(
             self.device.type, self.compute_dtype, enabled=self.compute_dtype != torch.float32
         )
-
-    @property
-    def shares_prompts(self) -> bool:
-        """Whether rows with one prompt read it once: activation checkpointing runs without a cache, so it can't."""
-        return not self.model.training
 
     def trainable(self) -> dict[str, Tensor]:
         """Trainable parameters by name, in the model's order."""
@@ -110,6 +108,23 @@ class Policy:
                 )
         hidden.backward(gradient)
 
+    def _embedded(self, ids: Tensor) -> Tensor:
+        """Embeddings (1, M, H) of ids (1, M). Their gradient goes into the rows that were read; torch's own is as
+        large as the embedding."""
+        table = self.causal_lm.get_input_embeddings()
+        if not torch.is_grad_enabled() or type(table) is not nn.Embedding or not table.weight.requires_grad:
+            return table(ids)
+        weight = table.weight
+        found = weight.detach()[ids].requires_grad_()
+
+        def add(gradient: Tensor) -> None:
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+            weight.grad.index_put_((ids,), gradient.to(weight.dtype), accumulate=True)
+
+        found.register_hook(add)
+        return found
+
     def _head_gradient(self) -> Tensor | None:
         """Where the gradient of `head()` adds up (V, H); None where it isn't trained."""
         whole = self.causal_lm.get_output_embeddings().weight
@@ -121,61 +136,20 @@ class Policy:
 
     def _predicting(self, prompts, completions) -> tuple[Tensor, Tensor, Tensor]:
         """Hidden states (M, H) that predict the M completion tokens (M,), and where those stand (N, T) bool."""
-        distinct = list({id(p): p for p in prompts}.values())
+        packing = Packing.of(prompts, completions, self.device)
+        # A mask of four dimensions goes through the model as it is.
+        hidden = self.hidden(
+            inputs_embeds=self._embedded(packing.ids),
+            position_ids=packing.positions,
+            attention_mask=packing.visible,
+            packing=packing,
+            use_cache=False,
+        )[0, packing.prompt_tokens :]
+        target = torch.from_numpy(np.concatenate([np.asarray(c, np.int64) for c in completions]))
         lengths = torch.tensor([len(c) for c in completions], device=self.device)
         mask = torch.arange(int(lengths.max()), device=self.device) < lengths[:, None]
-        row, column = mask.nonzero(as_tuple=True)
-        target = self._padded(completions)[row, column]
-        if self.shares_prompts and 2 * len(distinct) <= len(prompts) and min(map(len, distinct)) > 1:
-            hidden = self._hidden_after_shared(distinct, prompts, completions)[row, column]
-        else:
-            # Padding is on the right, where a causal model needs no attention mask. The token at a
-            # position is predicted by the hidden state one before it.
-            ids = self._padded([[*p, *c] for p, c in zip(prompts, completions)])
-            starts = torch.tensor([len(p) for p in prompts], device=self.device)
-            hidden = self.hidden(input_ids=ids, use_cache=False)[row, starts[row] + column - 1]
         # The last norm leaves float32 under autocast; the head's products are in the compute type, as the sampler's.
-        return hidden.to(self.compute_dtype), target, mask
-
-    def _hidden_after_shared(self, distinct, prompts, completions) -> Tensor:
-        """Hidden states (N, T, H) that predict the completions' tokens, each distinct prompt read once.
-
-        All of a prompt but its last token goes through the model alone; the rows go on from its keys and
-        values, through which their gradients sum back into it.
-        """
-        place = {id(p): i for i, p in enumerate(distinct)}
-        owner = torch.tensor([place[id(p)] for p in prompts], device=self.device)
-        prefix = self._padded([p[:-1] for p in distinct])
-        used = torch.tensor([len(p) - 1 for p in distinct], device=self.device)
-        cache = DynamicCache()
-        self.hidden(input_ids=prefix, past_key_values=cache, use_cache=True)
-        for layer in cache.layers:
-            layer.keys, layer.values = layer.keys[owner], layer.values[owner]
-        ids = self._padded([[p[-1], *c[:-1]] for p, c in zip(prompts, completions)])
-        steps = torch.arange(ids.shape[1], device=self.device)
-        visible = torch.cat(
-            [
-                (torch.arange(prefix.shape[1], device=self.device) < used[owner, None])[:, None].expand(
-                    -1, len(steps), -1
-                ),
-                (steps <= steps[:, None]).expand(len(ids), -1, -1),
-            ],
-            -1,
-        )
-        return self.hidden(
-            input_ids=ids,
-            attention_mask=visible[:, None],
-            position_ids=used[owner, None] + steps,
-            past_key_values=cache,
-            use_cache=True,
-        )
-
-    def _padded(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """Rows of ids as one (N, L) int64 tensor, padded on the right with 0."""
-        out = np.zeros((len(rows), max(map(len, rows))), np.int64)
-        for line, row in zip(out, rows):
-            line[: len(row)] = row
-        return torch.from_numpy(out).to(self.device)
+        return hidden.to(self.compute_dtype), target.to(self.device), mask
 
     def save(self, folder: Path) -> None:
         """Write the model (or the adapter) and the tokenizer, loadable by transformers and PEFT."""
@@ -318,9 +292,7 @@ def stop_ids(model: str, tokenizer: PreTrainedTokenizerBase, *configs) -> frozen
 def _load_model(model: str, revision: str | None) -> nn.Module:
     source, extra = model_source(model, revision)
     try:
-        return AutoModelForCausalLM.from_pretrained(
-            source, dtype=torch.float32, attn_implementation="sdpa", **extra
-        )
+        return AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **extra)
     except (OSError, ValueError, ImportError) as error:
         raise _unavailable("model", model, error) from None
 

@@ -402,12 +402,23 @@ class Participant:
         self.sampler = TransformersSampler(self.policy)
         self.params = self.policy.trainable()
         kind = torch.optim.AdamW if optim.name == "adamw" else torch.optim.Adam
-        # One kernel on a GPU; torch's default there keeps temporaries as large as the gradients.
-        fused = True if self.policy.device.type == "cuda" else None
+        # One pass over weights, gradients and moments; torch's default takes several, with temporaries.
         self.optimizer = kind(
-            self.params.values(), self.settings.learning_rate, optim.betas, optim.eps, optim.weight_decay,
-            fused=fused,
-        )  # fmt: skip
+            self.params.values(),
+            self.settings.learning_rate,
+            optim.betas,
+            optim.eps,
+            optim.weight_decay,
+            fused=True,
+        )
+        # Adam's moments, taken before the first forward: taken after the first backward, as torch would, they lie
+        # scattered among freed activations, whose memory then fits little else.
+        for p in self.params.values():
+            self.optimizer.state[p] = {
+                "step": torch.zeros((), device=p.device),
+                "exp_avg": torch.zeros_like(p, memory_format=torch.preserve_format),
+                "exp_avg_sq": torch.zeros_like(p, memory_format=torch.preserve_format),
+            }
         readings = self.config.readings
         method = METHODS[self.config.method]
         self.objective = Objective(
@@ -535,9 +546,7 @@ class Participant:
             groups.add(samples.group[row])
             longest = max(longest, samples.length[row])
             longest_prompt = max(longest_prompt, prompt_length[row])
-            rows = i + 1 - first
-            read = len(groups) if self.policy.shares_prompts else rows
-            tokens = read * longest_prompt + rows * longest
+            tokens = len(groups) * longest_prompt + (i + 1 - first) * longest
             if i > first and tokens > budget:
                 batches.append(ordered[first:i])
                 first, groups = i, {samples.group[row]}

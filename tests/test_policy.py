@@ -175,28 +175,6 @@ def test_a_tokenizer_that_mangles_text_is_refused(tiny, tmp_path):
         load_tokenizer(str(tmp_path / "tok"))
 
 
-def test_a_shared_prompt_is_read_once_with_the_same_result(tiny):
-    """Rows that hold the same prompt object share its pass: log-probs and gradients stay those of the plain path."""
-    policy = load_policy(str(tiny / "base"))
-    encode = policy.tokenizer.encode
-    prompts = [
-        encode(t, add_special_tokens=False) for t in ("Tom has 7 pens.", "Tom has 15 pens. How many pens")
-    ]
-    completions = [prompts[1][i : i + 2 + i] for i in range(6)]
-    shared = [prompts[i % 2] for i in range(6)]
-    results = []
-    for rows in (shared, [list(p) for p in shared]):
-        policy.model.zero_grad()
-        logp, entropy, mask = policy.token_logprobs(rows, completions)
-        (logp * mask).square().sum().backward()
-        gradient = torch.cat([p.grad.flatten() for p in policy.trainable().values()])
-        results.append((logp.detach(), entropy.detach(), mask, gradient))
-    for one, other in zip(*(r[:3] for r in results)):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
-    shared, plain = (r[3] for r in results)
-    assert (shared - plain).norm() < 1e-5 * plain.norm()
-
-
 def test_a_saved_model_does_not_say_whether_the_hub_could_be_reached(tiny, tmp_path, monkeypatch):
     load_policy(str(tiny / "base")).save(tmp_path / "with")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)

@@ -259,23 +259,20 @@ def test_a_state_of_other_settings_is_cleared_not_kept_in_the_way(tiny, tmp_path
     assert stop_after(1, _build(tiny, iterations=5, seed=7)) == ["step-000001"]
 
 
-def test_micro_batches_count_prompts_as_often_as_they_are_read(make_config):
+def test_micro_batches_count_a_groups_prompt_once(make_config):
     swarm = Swarm(make_config(optim={"micro_batch_tokens": 400}), "0" * 12)
     node = swarm.nodes[0]
     swarm.iteration(1)
     samples = Samples.gather([(1, 0, node.fresh)], {1: swarm._prompts(1)[1]}, 0)
     everything = np.arange(len(samples.tokens))
 
-    def padded(rows, shared):
+    def padded(rows):
         prompts = {id(samples.prompts[i]): len(samples.prompts[i]) for i in rows}
-        read = len(prompts) if shared else len(rows)
-        return read * max(prompts.values()) + len(rows) * max(samples.length[rows])
+        return len(prompts) * max(prompts.values()) + len(rows) * max(samples.length[rows])
 
-    for shared in (True, False):
-        node.policy.model.train(not shared)
-        batches = node._micro_batches(samples, everything)
-        assert sorted(np.concatenate(batches)) == list(everything) and len(batches) > 1
-        assert all(padded(rows, shared) <= 400 or len(rows) == 1 for rows in batches)
+    batches = node._micro_batches(samples, everything)
+    assert sorted(np.concatenate(batches)) == list(everything) and len(batches) > 1
+    assert all(padded(rows) <= 400 or len(rows) == 1 for rows in batches)
 
 
 def test_skipping_zero_advantages_changes_no_gradient(make_config):

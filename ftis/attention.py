@@ -148,30 +148,29 @@ def packed_attention(packing: Packing, query: Tensor, key: Tensor, value: Tensor
     outs = []
     if packing.prompts:
         before = [packing.prompts.spread(t[:first]) for t in states]
-        out = _attend(*before, None, scale)
-        outs = [packing.prompts.collect(out)]
+        length = before[0].shape[1]
+        causal = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
+        outs = [packing.prompts.collect(_attend(*before, causal[None, None], scale))]
         own[1:] = [
             torch.cat([p.index_select(0, packing.owner), o], 1)
             for p, o in zip(before[1:], own[1:], strict=True)
         ]
-    out = _attend(*own, packing.visible, scale)
-    outs.append(packing.completions.collect(out))
+    outs.append(packing.completions.collect(_attend(*own, packing.visible, scale)))
     return torch.cat(outs)[None]
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """(R, L, heads, D) and (R, K, kv_heads, D) -> (R, L, heads, D); causal where there is no mask."""
-    query, key, value = (t.transpose(1, 2) for t in (query, key, value))
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """query (R, L, heads, D), key and value (R, K, kv_heads, D), mask (R or 1, 1, L, K) -> (R, L, heads, D).
+
+    The r query heads of a key head are r queries of it, so that no key is copied.
+    """
+    rows, length, heads, width = query.shape
+    ratio = heads // key.shape[2]
+    query = query.view(rows, length, -1, ratio, width).transpose(1, 2).flatten(2, 3)
     out = scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        mask,
-        is_causal=mask is None,
-        scale=scale,
-        enable_gqa=query.shape[1] != key.shape[1],
+        query, key.transpose(1, 2), value.transpose(1, 2), mask.repeat_interleave(ratio, 2), scale=scale
     )
-    return out.transpose(1, 2)
+    return out.view(rows, -1, length, ratio, width).transpose(1, 2).flatten(2, 3)
 
 
 def grouped_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:

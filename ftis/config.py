@@ -119,8 +119,7 @@ class Node:
     device: str = "auto"
     """auto: the GPUs that are visible, dealt out to the nodes in turn; cpu where there is none."""
     gradient_checkpointing: bool = False
-    """Keep only the layers' inputs and compute the rest again in backward; prompts are then read for each
-    completion instead of once a group."""
+    """Keep only the layers' inputs and compute the rest again in backward."""
     micro_batch_tokens: int | None = Field(default=None, ge=1)
     """None: that of `optim`; a node on a smaller device takes a smaller one."""
     backend: Literal["transformers", "vllm"] | None = None
@@ -180,7 +179,8 @@ class Optim:
     mini_batches: int = Field(default=1, ge=1)
     """Updates an iteration."""
     micro_batch_tokens: int = Field(default=8192, ge=1)
-    """Padded tokens in one forward and backward; changes memory and speed, never the result."""
+    """Tokens in one forward and backward, at most, completions counted with padding and a group's prompt once;
+    changes memory and speed, never the result."""
     skip_zero_advantage: bool = False
     """Leave completions of advantage 0 out of the forward pass. Weights come out the same; the statistics
     of ratios and KL are then over the others alone. Real models have many groups of equal rewards."""

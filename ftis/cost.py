@@ -111,8 +111,7 @@ def node_seconds(
     `validation` problems answered each time."""
     sampling = in_batches(own, batches[0]) * decode_seconds(shape, node, batches[0], gpu)
     completion = COMPLETION_SHARE * batches[0].new_tokens
-    # Reading a shared prompt once needs the cache that checkpointing goes without.
-    prompts = trained if node.gradient_checkpointing else trained / config.group_size
+    prompts = trained / config.group_size  # each is read once for its group
     learned = trained * completion
     updating = update_seconds(shape, node, prompts * prompt_tokens + learned, learned, gpu)
     total = config.iterations * (sampling + updating)

@@ -166,12 +166,12 @@ class Batch:
 
 
 def node_memory(
-    shape: Shape, node: Node, micro_batch_tokens: int, batches: Sequence[Batch], vocabulary: int | None = None,
-    engine: float = 0,
+    shape: Shape, node: Node, micro_batch_tokens: int, group: int, batches: Sequence[Batch],
+    vocabulary: int | None = None, engine: float = 0,
 ) -> Memory:  # fmt: skip
     """A node's parts. batches: what it samples in training, and then in validation; the larger counts.
 
-    vocabulary: the tokenizer's ids, the width of the softmax; None: the embedding's rows. engine: bytes that vLLM is
+    group: completions that it trains on for each prompt, which is read once for all of them. vocabulary: the tokenizer's ids, the width of the softmax; None: the embedding's rows. engine: bytes that vLLM is
     given, where it samples.
     """
     half = node.compute_dtype == "bfloat16"
@@ -191,7 +191,8 @@ def node_memory(
     elif half:
         # Autocast keeps copies of trained weights only; frozen ones live as long as backward needs them.
         casts = HALF * (max(a * b for a, b in shape.linears.values()) if checkpoints else shape.matrices)
-    completed = batches[0].new_tokens / (batches[0].prompt_tokens + batches[0].new_tokens)
+    completed = group * batches[0].new_tokens
+    completed /= batches[0].prompt_tokens + completed
     kv_cache, sampler = _sampling(shape, batches, half, vocabulary)
     return Memory(
         weights=FULL * (shape.parameters + (trained if node.lora else 0)),

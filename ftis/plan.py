@@ -204,8 +204,8 @@ def plan_run(tier: str, run: grid.Run, gpu: Gpu = cost.GPU) -> RunPlan:
             parameters=shape.parameters, trained=memory.trainable(shape, node.lora),
             completions=counts[k] * config.iterations, sequences=max(b.sequences for b in batches),
             memory=memory.node_memory(
-                shape, node, min(node.micro_batch_tokens or config.optim.micro_batch_tokens, most), batches,
-                engine=engine,
+                shape, node, min(node.micro_batch_tokens or config.optim.micro_batch_tokens, most), config.group_size,
+                batches, engine=engine,
             ),
             generate_bytes=memory.gpu_memory([answers]) if answering.gpus else LIBRARIES + answers.peak,
             engines=tuple(engines), seconds=seconds,

@@ -72,7 +72,7 @@ def test_parts_by_hand():
     )
     settings = node(compute_dtype="bfloat16", gradient_checkpointing=True)
     batch = Batch(sequences=10, prompts=2, prompt_tokens=100, new_tokens=50)
-    parts = node_memory(shape, settings, 1000, [batch], 151_665)
+    parts = node_memory(shape, settings, 1000, 5, [batch], 151_665)
     p = shape.parameters
     assert (parts.weights, parts.gradients, parts.optimizer) == (4 * p, 4 * p, 8 * p)
     assert parts.casts == 2 * 36 * (2048 * (2048 + 2 * 256 + 2048) + 3 * 2048 * 11008)
@@ -90,7 +90,7 @@ def test_parts_by_hand():
         memory.CONTEXT + 1.05 * (2 * parts.standing + max(parts.update, parts.sampling))
     )
     # With engines of vLLM the trainer samples nothing, and one engine is awake while the other's node learns.
-    engine = node_memory(shape, settings, 1000, [batch], 151_665, engine=9e9)
+    engine = node_memory(shape, settings, 1000, 5, [batch], 151_665, engine=9e9)
     assert (engine.kv_cache, engine.sampler, engine.sampling) == (0, 0, 0)
     busy = max(1.05 * engine.update + 9e9, 18e9)
     assert memory.gpu_memory([engine, engine]) == pytest.approx(memory.CONTEXT + 2.1 * engine.standing + busy)
@@ -136,12 +136,15 @@ def test_gpus_by_name():
 def test_an_adapter_has_small_gradients_and_checkpoints_save_activations():
     shape = shape_of_role("paper", "base_small")
     batch = [Batch(16, 4, 100, 200)]
-    full, lora = node_memory(shape, node(), 4096, batch), node_memory(shape, node(lora=Lora()), 4096, batch)
+    full, lora = (
+        node_memory(shape, node(), 4096, 12, batch),
+        node_memory(shape, node(lora=Lora()), 4096, 12, batch),
+    )
     # r (in + out) of q and v in 28 layers: 128 (1536 + 1536 + 1536 + 256) 28.
     assert (
         lora.gradients == 4 * 28 * 128 * 4864 and lora.optimizer == 2 * lora.gradients < full.optimizer / 50
     )
-    less = node_memory(shape, node(gradient_checkpointing=True), 4096, batch)
+    less = node_memory(shape, node(gradient_checkpointing=True), 4096, 12, batch)
     assert less.activations < full.activations / 5 and less.standing == full.standing
 
 

@@ -171,8 +171,9 @@ def node_memory(
 ) -> Memory:  # fmt: skip
     """A node's parts. batches: what it samples in training, and then in validation; the larger counts.
 
-    group: completions that it trains on for each prompt, which is read once for all of them. vocabulary: the tokenizer's ids, the width of the softmax; None: the embedding's rows. engine: bytes that vLLM is
-    given, where it samples.
+    group: completions that it trains on for each prompt, which is read once for all of them. vocabulary: the
+    tokenizer's ids, the width of the softmax; None: the embedding's rows. engine: bytes that vLLM is given, where it
+    samples.
     """
     half = node.compute_dtype == "bfloat16"
     unit = HALF if half else FULL

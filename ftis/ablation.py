@@ -27,8 +27,8 @@ def ablation_data(name: str, tier: str, run_dirs: Sequence[Path]) -> pd.DataFram
     Columns: ablation, tier, variant, label, setup, method, g, role, model, seeds, metric, accuracy, low, high,
     then `difference` to the same run without the variant and `over_alone` to the same model trained alone, both
     over seeds that the two share, each with _low and _high of its 95 % paired t-interval (empty below two seeds),
-    `filtered`, the mean share of foreign samples that the filter dropped, and `commit`, what trained the runs. Alone
-    has the variant too where that was run, except one that changes how many prompts a swarm deals out: there the
+    `filtered`, the mean share of foreign samples that the filter dropped, and `commit` and `processor`, what trained
+    the runs. Alone has the variant too where that was run, except one that changes how many prompts a swarm deals out: there the
     question is what a node gains over training alone as it would have.
     Accuracies are fractions, on the id benchmark: sampled at T = 1 where the tier does that, else greedy.
     """
@@ -43,7 +43,7 @@ def ablation_data(name: str, tier: str, run_dirs: Sequence[Path]) -> pd.DataFram
     metric = "id_sampled" if "id_sampled" in set(scores["benchmark"]) else "id"
     scores = scores[scores["benchmark"] == metric]
     dropped = load_curves(run_dirs, {"filtered.foreign"}).groupby(["run", "node"])["value"].mean()
-    commits = _commits(run_dirs)
+    made = _made(run_dirs)
     cells = {cell: rows.set_index("seed") for cell, rows in scores.groupby(CELL, sort=False)}
     rows = []
     for cell, found in cells.items():
@@ -62,7 +62,7 @@ def ablation_data(name: str, tier: str, run_dirs: Sequence[Path]) -> pd.DataFram
             **_mean("difference", "difference_", _paired(found, same) if variant else None),
             **_mean("over_alone", "over_alone_", _paired(found, alone) if alone is not found else None),
             "filtered": pd.Series(filtered, dtype=float).mean() if METHODS[method].filtered else math.nan,
-            "commit": "; ".join(sorted({commits[run] for run in found["run"]})),
+            **{what: "; ".join(sorted({made[run][what] for run in found["run"]})) for what in ("commit", "processor")},
         })  # fmt: skip
     variants, methods = ["", *known[name].variants], list(METHODS)
     order = pd.DataFrame([
@@ -71,9 +71,15 @@ def ablation_data(name: str, tier: str, run_dirs: Sequence[Path]) -> pd.DataFram
     return pd.DataFrame(rows).loc[order.sort_values(list(order)).index].reset_index(drop=True)
 
 
-def _commits(run_dirs: Sequence[Path]) -> dict[str, str]:
-    finals = [Path(folder) / "final.json" for folder in run_dirs]
-    return {path.parent.name: commit_of(parse_json(read_text(path), str(path), path)) for path in finals}
+def _made(run_dirs: Sequence[Path]) -> dict[str, dict[str, str]]:
+    """Run -> the commit and the processor that it was trained with."""
+    found = {}
+    for folder in run_dirs:
+        path = Path(folder) / "final.json"
+        final = parse_json(read_text(path), str(path), path)
+        processor = final.get("provenance", {}).get("cpu") or "unknown"
+        found[path.parent.name] = {"commit": commit_of(final), "processor": processor}
+    return found
 
 
 def _mean(name: str, prefix: str, values: pd.Series | None) -> dict[str, float]:
@@ -108,7 +114,9 @@ def draw(data: pd.DataFrame) -> Figure:
         )
     several = shown.groupby("method")["g"].transform("nunique") > 1
     names = shown["method"].map(lambda m: METHODS[m].label)
-    names = names.where(~several, names + ", g = " + shown["g"]) + ": " + shown["label"]
+    names = names.where(~several, names + ", g = " + shown["g"])
+    if shown["variant"].any():
+        names += ": " + shown["label"]
     lines = list(dict.fromkeys(names))
     roles = list(dict.fromkeys(data["role"]))
     height = 1.5 + 0.21 * len(lines)

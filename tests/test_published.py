@@ -1,5 +1,6 @@
 """Published tables are what the published tidy tables give."""
 
+import csv
 import importlib.util
 import io
 import json
@@ -91,3 +92,14 @@ def test_published_files_are_small_and_name_their_commit(tier):
     for path in (PUBLISHED / tier).rglob("*"):
         assert path.stat().st_size <= 500_000, path
     assert facts["commit"] in (PUBLISHED / tier / "README.md").read_text()
+
+
+def test_published_ablations_are_of_one_commit_each(tier):
+    """They may be of another commit than the tier's tables, and say of which."""
+    for path in (PUBLISHED / tier).glob("ablation-*.csv"):
+        with open(path, newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert len({row["commit"] for row in rows}) == 1 and len(rows[0]["commit"]) == 12, path
+        assert all(row["processor"] for row in rows), path
+        for end in ("png", "pdf"):
+            assert path.with_suffix(f".{end}").is_file(), path

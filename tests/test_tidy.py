@@ -192,6 +192,10 @@ def test_an_ablation_compares_seed_by_seed(folders):
     assert math.isnan(row["filtered"])
     final = json.loads((runs[0] / "final.json").read_text())
     assert row["commit"].startswith((final["provenance"]["git"]["commit"] or "")[:12])
+    assert row["processor"] == final["provenance"]["cpu"]
+
+
+MADE = {"commit": "0123abc", "processor": "a CPU"}
 
 
 def test_more_prompts_are_held_against_alone_as_it_would_train(folders, monkeypatch):
@@ -207,9 +211,7 @@ def test_more_prompts_are_held_against_alone_as_it_would_train(folders, monkeypa
         rows.append({**row, "accuracy": value})
     monkeypatch.setattr(ablation, "load_scores", lambda _: pd.DataFrame(rows))
     monkeypatch.setattr(ablation, "load_curves", lambda *_: pd.DataFrame(columns=["run", "node", "value"]))
-    monkeypatch.setattr(
-        ablation, "_commits", lambda _: dict.fromkeys((row["run"] for row in rows), "0123abc")
-    )
+    monkeypatch.setattr(ablation, "_made", lambda _: dict.fromkeys((row["run"] for row in rows), MADE))
     data = ablation.ablation_data("batch", "tiny", [folders[SLUGS[1]]]).set_index(["method", "variant"])
     assert data.loc["nois", "b2"]["over_alone"] == pytest.approx(0.1)
     assert data.loc["alone", "b2"]["over_alone"] == pytest.approx(0.2)
@@ -229,9 +231,7 @@ def test_paired_intervals_by_hand(folders, monkeypatch):
     monkeypatch.setattr(ablation, "load_scores", lambda _: pd.DataFrame(rows))
     empty = pd.DataFrame(columns=["run", "node", "value"])
     monkeypatch.setattr(ablation, "load_curves", lambda *_: empty)
-    monkeypatch.setattr(
-        ablation, "_commits", lambda _: dict.fromkeys((row["run"] for row in rows), "0123abc")
-    )
+    monkeypatch.setattr(ablation, "_made", lambda _: dict.fromkeys((row["run"] for row in rows), MADE))
     data = ablation.ablation_data("cap", "tiny", [folders[SLUGS[1]]]).set_index(["method", "variant"])
     row = data.loc["tis", "c1"]
     half = 4.302653 * 0.02 / math.sqrt(3)
@@ -248,6 +248,12 @@ def test_an_ablation_is_drawn(folders, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         f"ablation-cap.{end}" for end in ("csv", "pdf", "png")
     ]
+    # Without variants there is nothing to tell a line's runs apart by but method and g.
+    figure = ablation.draw(ablation.ablation_data("cap", "tiny", runs))
+    assert {t.get_text() for t in figure.axes[0].get_yticklabels()} >= {"TIS: as in the grid", "TIS: C = 1"}
+    plain = [folder for folder in runs if "+" not in folder.name]
+    figure = ablation.draw(ablation.ablation_data("filter", "tiny", plain))
+    assert "TIS" in {t.get_text() for t in figure.axes[0].get_yticklabels()}
     with pytest.raises(UserError, match="unknown ablation 'caps'"):
         ablation.make_ablation("caps", "tiny", runs, tmp_path)
     with pytest.raises(UserError, match="no model alone to compare with"):

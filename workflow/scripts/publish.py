@@ -1,9 +1,11 @@
 """Copy a tier's tables and figures, or the exact study's, to paper_figures/published, to be committed.
 
     python workflow/scripts/publish.py tiny
+    python workflow/scripts/publish.py tiny --ablations
     python workflow/scripts/publish.py exact
 
-A tier's claims also go into README.md, between the marks <!-- claims --> and <!-- /claims -->.
+A tier's claims also go into README.md, between the marks <!-- claims --> and <!-- /claims -->. --ablations puts the
+tier's ablations beside what is published already, which may be of another commit: their rows name their own.
 
 Published results stand beside the workflow and are never a rule's output: an existing output with missing inputs
 would read as "nothing to be done". Refuses runs of several commits or of changed files, unless --mixed says that
@@ -74,15 +76,16 @@ def with_claims(readme: str, table: str) -> str:
     )
 
 
-def copied(source: Path, target: Path, patterns: tuple[str, ...]) -> str:
-    """Put the files of `source` in the place of those in `target`; says what was copied."""
+def copied(source: Path, target: Path, patterns: tuple[str, ...], beside: bool = False) -> str:
+    """Put the files of `source` in the place of those in `target`, or beside them; says what was copied."""
     files = sorted({path for pattern in patterns for path in source.glob(pattern)})
     for path in files:
         if path.stat().st_size > LIMIT:
             sys.exit(
                 f"{path}: {path.stat().st_size:,} bytes are more than the {LIMIT:,} that may be committed"
             )
-    shutil.rmtree(target, ignore_errors=True)
+    if not beside:
+        shutil.rmtree(target, ignore_errors=True)
     for path in files:
         place = target / path.relative_to(source)
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -117,12 +120,26 @@ def publish_tier(tier: str, source: Path, mixed: bool) -> str:
     (target / "README.md").write_text(
         f"Results of the tier `{tier}`, as `{facts['command']}` made them at commit {facts['commit']} (seeds "
         f"{facts['seeds']}; {facts['processor']}; torch {facts['torch']}). `tidy/` holds what the tables and claims are "
-        "computed from (columns: `ftis/tidy.py`); a test recomputes them. An ablation's rows name their own commit. All "
-        f"of it in one page:\n\n    ftis report --tier {tier} --artefacts {target} --exact {EXACT} --out report.html\n"
+        "computed from (columns: `ftis/tidy.py`); a test recomputes them. An ablation's rows name their own commit and "
+        f"processor. All of it in one page:\n\n    ftis report --tier {tier} --artefacts {target} --exact {EXACT} --out report.html\n"
     )
     readme = Path("README.md")
     readme.write_text(with_claims(readme.read_text(), claims_table(target / "claims.csv")))
     return said
+
+
+def publish_ablations(tier: str, source: Path, mixed: bool) -> str:
+    tables = sorted(source.glob("ablation-*.csv"))
+    if not tables:
+        sys.exit(f"{source}: no ablations; run `snakemake -c2 --config tier={tier} ablations=all`")
+    for path in tables:
+        with open(path, newline="") as file:
+            commits = {row["commit"] for row in csv.DictReader(file)}
+        if (len(commits) > 1 or any(not c or ";" in c or "+" in c for c in commits)) and not mixed:
+            sys.exit(
+                f"{path}: runs of {'; '.join(sorted(commits))}; train them at one commit, or say --mixed"
+            )
+    return copied(source, PUBLISHED / tier, ("ablation-*",), beside=True)
 
 
 def main() -> None:
@@ -132,15 +149,16 @@ def main() -> None:
     parser.add_argument(
         "--mixed", action="store_true", help="publish runs of several commits or changed files"
     )
+    parser.add_argument(
+        "--ablations", action="store_true", help="the tier's ablations only, beside what is published"
+    )
     arguments = parser.parse_args()
     source = arguments.root / arguments.name
-    exact = arguments.name == "exact"
-    publish = (
-        publish_exact(source, arguments.mixed)
-        if exact
-        else publish_tier(arguments.name, source, arguments.mixed)
-    )
-    print(publish)
+    if arguments.name == "exact":
+        print(publish_exact(source, arguments.mixed))
+    else:
+        publish = publish_ablations if arguments.ablations else publish_tier
+        print(publish(arguments.name, source, arguments.mixed))
 
 
 if __name__ == "__main__":

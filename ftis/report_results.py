@@ -424,6 +424,9 @@ def ablation(source: Source, name: str) -> list[Block]:
     ]
     to = "the same run without the change" if changed else "the same model alone"
     note = f"After training; differences in points to {to}, paired by seed."
+    if {"commit", "processor"} <= set(table):  # it may be of other runs than the tier's tables
+        made = [" and ".join(dict.fromkeys(table[what].astype(str))) for what in ("commit", "processor")]
+        note += f" Runs of commit {made[0]}, on {made[1]}."
     fold = Fold(f"Numbers of “{title}”", [Table(heads, rows, note)])
     alt = f"{title}: accuracy of {', '.join(dict.fromkeys(table['label'].astype(str)))}."
     try:

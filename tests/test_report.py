@@ -103,6 +103,7 @@ def folder(tmp_path) -> Path:
     change = {"difference": -0.021, "difference_low": -0.03, "difference_high": -0.012}
     rows = [{"variant": "", "label": "as in the grid"}, {"variant": "c1", "label": "C = 1", **change}]
     alone = {"over_alone": -0.05, "over_alone_low": -0.06, "over_alone_high": -0.04}
+    alone |= {"commit": "0123abc", "processor": "a CPU"}
     write_csv(folder / "ablation-cap.csv", [{**ablation, **span, **alone, **row} for row in rows])
     write_png(folder / "ablation-cap.png")
     gains = {"gain": 0.01, "gain_low": -0.01, "gain_high": 0.03, "gain_equal_tokens": 0.05}
@@ -191,6 +192,7 @@ def test_every_section_shows_its_numbers(folder):
     assert "XS base F-TIS g = 50, vertical 1 87.5 50.0" in words["paper"]
     assert "+30.5 −5.0 to −1.0" in words["claims"] and "8.2 bytes a token" in words["claims"]
     assert "the unchanged run: C = 1 (base_small −2.1)" in words["ablations"]
+    assert "Runs of commit 0123abc, on a CPU." in words["ablations"]
     assert "Bias of TIS KL = 1 0.042" in words["exact"]
     found = "+1.0 −1.0 to +3.0 +5.0 +4.0 to +6.0 – – 1 M / 2 M 8 MB 5.3 MB/s"
     assert f"XS base F-TIS, g = 50, vertical {found}" in words["economics"]

@@ -116,7 +116,7 @@ def measure(given: argparse.Namespace) -> dict:
     peak = peak_memory(device) - before
     (batch,) = memory.batches_of(config, given.prompts * given.group, 0, PROMPT_TOKENS)
     estimate = memory.node_memory(shape, config.nodes[0], given.micro_batch_tokens, given.group, [batch], ids)
-    trained = line["tokens_trained"] + len(rollouts) * PROMPT_TOKENS
+    trained = line["tokens_trained"] + given.prompts * PROMPT_TOKENS  # each prompt is read once
     flops = cost.update_flops(shape, config.nodes[0], trained, line["tokens_trained"])
     seconds = {k: round(node.seconds[k], 3) for k in ("sample", "update")}
     return {

@@ -28,8 +28,8 @@ def ablation_data(name: str, tier: str, run_dirs: Sequence[Path]) -> pd.DataFram
     then `difference` to the same run without the variant and `over_alone` to the same model trained alone, both
     over seeds that the two share, each with _low and _high of its 95 % paired t-interval (empty below two seeds),
     `filtered`, the mean share of foreign samples that the filter dropped, and `commit` and `processor`, what trained
-    the runs. Alone has the variant too where that was run, except one that changes how many prompts a swarm deals out: there the
-    question is what a node gains over training alone as it would have.
+    the runs. Alone has the variant too where that was run, except one that changes how many prompts a swarm deals
+    out: there the question is what a node gains over training alone as it would have.
     Accuracies are fractions, on the id benchmark: sampled at T = 1 where the tier does that, else greedy.
     """
     known = load_grid().ablations
@@ -77,7 +77,7 @@ def _made(run_dirs: Sequence[Path]) -> dict[str, dict[str, str]]:
     for folder in run_dirs:
         path = Path(folder) / "final.json"
         final = parse_json(read_text(path), str(path), path)
-        processor = final.get("provenance", {}).get("cpu") or "unknown"
+        processor = final["provenance"].get("cpu") or "unknown"
         found[path.parent.name] = {"commit": commit_of(final), "processor": processor}
     return found
 

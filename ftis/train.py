@@ -416,8 +416,8 @@ class Participant:
         for p in self.params.values():
             self.optimizer.state[p] = {
                 "step": torch.zeros((), device=p.device),
-                "exp_avg": torch.zeros_like(p, memory_format=torch.preserve_format),
-                "exp_avg_sq": torch.zeros_like(p, memory_format=torch.preserve_format),
+                "exp_avg": torch.zeros_like(p),
+                "exp_avg_sq": torch.zeros_like(p),
             }
         readings = self.config.readings
         method = METHODS[self.config.method]

@@ -1,7 +1,8 @@
 """One decoding step after another from a prefilled cache: `ModelDecoder` through the model's own forward,
 `FusedDecoder` on the bare weights of Llama-shaped models, which on a CPU is about twice as fast.
 
-Both hold the keys and values of the rows that still grow, and give up rows that are done.
+Both hold the keys and values of branches: what has been fed so far, each once, however many completions share it.
+A branch forks where they part, and is given up when all of them are done.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from ftis.policy import Policy, merged_weight
 
 # Copies of weights that a decoder may make to have them side by side: what a core's cache can hold.
 FUSED_BYTES = 64 << 20
+# Tokens of a prompt from which on attention to it is computed apart, once for all of its branches.
+SHARED_LENGTH = 64
 
 
 @dataclass(frozen=True)
 class Prefix:
-    """What the prompts left: the cache of P distinct prompts, padded on the left to L tokens, and for each of
-    N rows the prompt that it goes on from.
+    """What the prompts left: the cache of P distinct prompts, padded on the left to L tokens; the first P branches.
 
     A decoder takes the layers out of the cache, so that one that it has copied is free for the next.
     """
@@ -31,65 +33,84 @@ class Prefix:
     cache: DynamicCache
     visible: Tensor
     """(P, L) bool, False on padding."""
-    owner: Tensor
-    """(N,) int64 into the prompts."""
 
 
 class Decoder(Protocol):
     def step(self, tokens: Tensor) -> Tensor:
-        """Feed one token a row (N,); returns the hidden states (N, H) that predict the next."""
+        """Feed one token a branch (B,); returns the hidden states (B, H) that predict the next."""
 
-    def keep(self, rows: Tensor) -> None:
-        """Go on with these rows (int64) only."""
+    def fork(self, branches: Tensor) -> None:
+        """Add a branch behind the others for each of these (int64), going on from what it holds."""
+
+    def keep(self, branches: Tensor, capacity: int) -> None:
+        """Go on with these branches (int64) only, in this order, and never again with more than `capacity`."""
 
 
-def decoder(policy: Policy, prefix: Prefix, room: int) -> Decoder:
-    """The fastest decoder that can go on from `prefix`, with room for `room` tokens a row."""
-    return (FusedDecoder if can_fuse(policy) else ModelDecoder)(policy, prefix, room)
+def decoder(policy: Policy, prefix: Prefix, capacity: int, room: int) -> Decoder:
+    """The fastest decoder that can go on from `prefix`, in at most `capacity` branches of `room` tokens."""
+    return (FusedDecoder if can_fuse(policy) else ModelDecoder)(policy, prefix, capacity, room)
+
+
+class _Slab:
+    """Keys or values of branches (B, heads, L, D) in a buffer with room for more of both."""
+
+    def __init__(self, states: Tensor, capacity: int, room: int):
+        n, heads, length, width = states.shape
+        self.buffer = states.new_empty(capacity, heads, length + room, width)
+        self.buffer[:n, :, :length] = states
+
+    def fork(self, count: int, used: int, branches: Tensor) -> None:
+        # Only what is used is worth copying, here and below.
+        self.buffer[count : count + len(branches), :, :used] = self.buffer[branches, :, :used]
+
+    def keep(self, used: int, branches: Tensor, capacity: int) -> None:
+        kept = self.buffer.new_empty(capacity, *self.buffer.shape[1:])
+        torch.index_select(self.buffer[:, :, :used], 0, branches, out=kept[: len(branches), :, :used])
+        self.buffer = kept
 
 
 # ------------------------------------------------------------------------------------------ any model
 
 
-class _Slab(DynamicLayer):
-    """A layer's keys and values in one buffer with room for the whole completion, rows removable."""
+class _Layer(DynamicLayer):
+    """A layer's keys and values in slabs, of which the first `count` branches are fed."""
 
-    def __init__(self, layer: DynamicLayer, owner: Tensor, room: int):
+    def __init__(self, layer: DynamicLayer, capacity: int, room: int):
         super().__init__()
-        self.used = layer.keys.shape[2]
-        self.key_slab, self.value_slab = (_grown(t[owner], room) for t in (layer.keys, layer.values))
+        self.count, _, self.used, _ = layer.keys.shape
+        self.slabs = [_Slab(states, capacity, room) for states in (layer.keys, layer.values)]
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
-        self.key_slab[:, :, self.used] = key_states[:, :, 0]
-        self.value_slab[:, :, self.used] = value_states[:, :, 0]
+        for slab, states in zip(self.slabs, (key_states, value_states)):
+            slab.buffer[: self.count, :, self.used] = states[:, :, 0]
         self.used += 1
-        return self.key_slab[:, :, : self.used], self.value_slab[:, :, : self.used]
+        keys, values = (slab.buffer[: self.count, :, : self.used] for slab in self.slabs)
+        return keys, values
 
     def get_seq_length(self) -> int:
         return self.used
 
-    def keep(self, rows: Tensor) -> None:
-        self.key_slab, self.value_slab = self.key_slab[rows], self.value_slab[rows]
+    def fork(self, branches: Tensor) -> None:
+        for slab in self.slabs:
+            slab.fork(self.count, self.used, branches)
+        self.count += len(branches)
 
-
-def _grown(states: Tensor, room: int) -> Tensor:
-    """(N, heads, L, D) in a buffer of length L + room."""
-    n, heads, length, width = states.shape
-    slab = states.new_empty(n, heads, length + room, width)
-    slab[:, :, :length] = states
-    return slab
+    def keep(self, branches: Tensor, capacity: int) -> None:
+        for slab in self.slabs:
+            slab.keep(self.used, branches, capacity)
+        self.count = len(branches)
 
 
 class ModelDecoder:
     """Decodes through the model's forward, whatever its architecture."""
 
-    def __init__(self, policy: Policy, prefix: Prefix, room: int):
+    def __init__(self, policy: Policy, prefix: Prefix, capacity: int, room: int):
         self.policy = policy
         layers = prefix.cache.layers
-        self.slabs = [_Slab(layers.pop(0), prefix.owner, room) for _ in range(len(layers))]
-        self.cache = Cache(layers=self.slabs)
-        visible = prefix.visible[prefix.owner]
+        self.layers = [_Layer(layers.pop(0), capacity, room) for _ in range(len(layers))]
+        self.cache = Cache(layers=self.layers)
+        visible = prefix.visible
         self.visible = torch.cat([visible, visible.new_ones(len(visible), room)], 1)
         self.position = visible.sum(1, keepdim=True) - 1
 
@@ -97,16 +118,21 @@ class ModelDecoder:
         self.position = self.position + 1
         return self.policy.hidden(
             input_ids=tokens[:, None],
-            attention_mask=self.visible[:, None, None, : self.slabs[0].used + 1],
+            attention_mask=self.visible[:, None, None, : self.layers[0].used + 1],
             position_ids=self.position,
             past_key_values=self.cache,
             use_cache=True,
         )[:, -1]
 
-    def keep(self, rows: Tensor) -> None:
-        self.visible, self.position = self.visible[rows], self.position[rows]
-        for slab in self.slabs:
-            slab.keep(rows)
+    def fork(self, branches: Tensor) -> None:
+        self.visible, self.position = (torch.cat([t, t[branches]]) for t in (self.visible, self.position))
+        for layer in self.layers:
+            layer.fork(branches)
+
+    def keep(self, branches: Tensor, capacity: int) -> None:
+        self.visible, self.position = self.visible[branches], self.position[branches]
+        for layer in self.layers:
+            layer.keep(branches, capacity)
 
 
 # ------------------------------------------------------------------------------------------ Llama-shaped
@@ -155,8 +181,8 @@ def _rms(x: Tensor, eps: float) -> Tensor:
     return (torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_() / x.shape[-1] + eps).rsqrt_()
 
 
-class _Layer:
-    """A layer's weights, and its keys and values: of the prompts, and (N, heads, room, D) of the rows."""
+class _FusedLayer:
+    """A layer's weights, and its keys and values: of the prompts where branches share them, and of the branches."""
 
     def __init__(self, layer: nn.Module, fuse: bool):
         attention, mlp = layer.self_attn, layer.mlp
@@ -171,42 +197,40 @@ class _Layer:
 
 class FusedDecoder:
     """Decodes on the bare weights: projections side by side, norms folded in, results added in place, and the
-    keys of a prompt read once for all of its rows.
+    keys of a prompt read once for all of its branches.
 
-    Attention to a shared prompt and to a row's own tokens are computed apart and joined by their
+    Attention to a shared prompt and to a branch's own tokens are computed apart and joined by their
     log-sum-exps, as split attention kernels do (Dao et al. 2023).
     """
 
-    def __init__(self, policy: Policy, prefix: Prefix, room: int):
+    def __init__(self, policy: Policy, prefix: Prefix, capacity: int, room: int):
         model = policy.causal_lm.base_model
         size = sum(p.numel() * p.element_size() for p in model.layers.parameters())
-        self.layers = [_Layer(layer, fuse=size <= FUSED_BYTES) for layer in model.layers]
+        self.layers = [_FusedLayer(layer, fuse=size <= FUSED_BYTES) for layer in model.layers]
         self.embedding, self.norm = model.embed_tokens.weight, model.norm
         keys = prefix.cache.layers[0].keys
         prompts, self.kv_heads, length, self.width = keys.shape
-        n = len(prefix.owner)
-        self.position = prefix.visible.sum(1)[prefix.owner]
+        self.count = prompts
+        self.position = prefix.visible.sum(1)
         table = model.rotary_emb(keys, torch.arange(length + room)[None])
         self.cos, self.sin = (t[0] for t in table)
-        self.shared = n >= 2 * prompts
+        self.shared = length >= SHARED_LENGTH and capacity >= 2 * prompts
         self.used = 0 if self.shared else length
-        self.mask = None if self.shared or prefix.visible.all() else prefix.visible[prefix.owner]
-        if self.mask is not None:
-            self.mask = torch.cat([self.mask, self.mask.new_ones(n, room)], 1)[:, None, None]
+        self.mask = None
+        if not self.shared and not prefix.visible.all():
+            self.mask = torch.cat([prefix.visible, prefix.visible.new_ones(prompts, room)], 1)[:, None, None]
         for layer in self.layers:
             cached = prefix.cache.layers.pop(0)
-            pair = (cached.keys, cached.values)
-            if self.shared:
-                layer.prompt = pair
-                layer.slabs = tuple(t.new_empty(n, self.kv_heads, room, self.width) for t in pair)
-            else:
-                layer.slabs = tuple(_grown(t[prefix.owner], room) for t in pair)
+            layer.prompt = (cached.keys, cached.values)
+            layer.slabs = [_Slab(states[:, :, : self.used], capacity, room) for states in layer.prompt]
+            if not self.shared:
+                del layer.prompt
         if self.shared:
             self.visible = prefix.visible
-            self._arrange(prefix.owner)
+            self._arrange(torch.arange(prompts))
 
     def _arrange(self, owner: Tensor) -> None:
-        """Where each row's queries stand among those of its prompt: as the i-th of `most` rows."""
+        """Where each branch's queries stand among those of its prompt: as the i-th of `most` branches."""
         self.owner = owner
         counts = torch.bincount(owner, minlength=len(self.visible))
         order = torch.argsort(owner, stable=True)
@@ -224,18 +248,27 @@ class FusedDecoder:
         if not hidden.any():
             self.bias = None
 
-    def keep(self, rows: Tensor) -> None:
-        self.position = self.position[rows]
+    def fork(self, branches: Tensor) -> None:
+        self.position = torch.cat([self.position, self.position[branches]])
         if self.mask is not None:
-            self.mask = self.mask[rows]
+            self.mask = torch.cat([self.mask, self.mask[branches]])
         for layer in self.layers:
-            # Only what is used is worth copying.
-            for i, slab in enumerate(layer.slabs):
-                kept = slab.new_empty(len(rows), *slab.shape[1:])
-                torch.index_select(slab[:, :, : self.used], 0, rows, out=kept[:, :, : self.used])
-                layer.slabs = (*layer.slabs[:i], kept, *layer.slabs[i + 1 :])
+            for slab in layer.slabs:
+                slab.fork(self.count, self.used, branches)
+        self.count += len(branches)
         if self.shared:
-            left, owner = torch.unique(self.owner[rows], return_inverse=True)
+            self._arrange(torch.cat([self.owner, self.owner[branches]]))
+
+    def keep(self, branches: Tensor, capacity: int) -> None:
+        self.position = self.position[branches]
+        if self.mask is not None:
+            self.mask = self.mask[branches]
+        for layer in self.layers:
+            for slab in layer.slabs:
+                slab.keep(self.used, branches, capacity)
+        self.count = len(branches)
+        if self.shared:
+            left, owner = torch.unique(self.owner[branches], return_inverse=True)
             if len(left) < len(self.visible):
                 self.visible = self.visible[left]
                 for layer in self.layers:
@@ -258,7 +291,7 @@ class FusedDecoder:
                 x += bias
         return x * _rms(x, self.norm.variance_epsilon) * self.norm.weight
 
-    def _attention(self, layer: _Layer, qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _attention(self, layer: _FusedLayer, qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Heads' outputs (N, heads x D) of the projections (N, (heads + 2 kv_heads) x D)."""
         n, half = len(qkv), self.width // 2
         heads = qkv.view(n, -1, self.width)
@@ -266,11 +299,10 @@ class FusedDecoder:
         turned = plain * cos
         turned[..., :half].addcmul_(plain[..., half:], sin[..., :half], value=-1)
         turned[..., half:].addcmul_(plain[..., :half], sin[..., half:])
-        keys, values = layer.slabs
-        keys[:, :, self.used - 1], values[:, :, self.used - 1] = turned[:, -self.kv_heads :], value
+        keys, values = (slab.buffer[:n, :, : self.used] for slab in layer.slabs)
+        keys[:, :, -1], values[:, :, -1] = turned[:, -self.kv_heads :], value
         query = turned[:, : -self.kv_heads].reshape(n, self.kv_heads, -1, self.width)
         mask = None if self.mask is None else self.mask[..., : self.used]
-        keys, values = keys[:, :, : self.used], values[:, :, : self.used]
         if not self.shared:
             out = scaled_dot_product_attention(query, keys, values, mask, scale=layer.scale)
             return out.reshape(n, -1)

@@ -1,8 +1,8 @@
 """Sampling completions with the log-probs of what was sampled.
 
 `Sampler` is the protocol; `TransformersSampler` is a batched decoder on the policy's own weights with a
-key-value cache, one prefill for a whole group, and random draws that belong to the completion and not
-to the batch that it happens to sit in.
+key-value cache, one prefill for a whole group, each prefix that its completions share decoded once, and random draws
+that belong to the completion and not to the batch that it happens to sit in.
 """
 
 from __future__ import annotations
@@ -72,24 +72,24 @@ def draws(key: tuple[int, ...], count: int) -> np.ndarray:
     return np.random.Generator(bits).random(count, dtype=np.float32)
 
 
-def choose(logits: Tensor, uniforms: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
-    """Pick a token a row by inverting the distribution function: tokens (N,), log-probs (N,).
+def choose(logits: Tensor, branch: Tensor, uniforms: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
+    """Pick a token a row by inverting the distribution function of its branch: tokens (N,), log-probs (N,).
 
-    logits (N, V) float32, uniforms (N,) in [0, 1).
+    logits (B, V) float32, branch (N,) int64 into them, uniforms (N,) in [0, 1).
     """
     logp = torch.log_softmax(logits / (params.temperature or 1.0), -1)
     if params.temperature == 0:
-        tokens = logp.argmax(-1)
+        tokens = logp.argmax(-1)[branch]
     else:
         weights = logp.exp().double()
         if params.top_k is not None and params.top_k < weights.shape[-1]:
             kth = weights.topk(params.top_k).values[:, -1:]
             weights = weights.masked_fill(weights < kth, 0.0)
-        cumulative = weights.cumsum(-1)
+        cumulative = weights.cumsum(-1)[branch]
         # The first token whose cumulative weight passes the draw: one of weight 0 never is.
         target = uniforms[:, None].double() * cumulative[:, -1:]
         tokens = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
-    return tokens, logp.gather(-1, tokens[:, None]).squeeze(-1)
+    return tokens, logp[branch, tokens]
 
 
 class TransformersSampler:
@@ -123,15 +123,19 @@ class TransformersSampler:
         self, jobs: list[tuple[Request, tuple[int, ...]]], params: SamplingParams
     ) -> list[Completion]:
         policy, device = self.policy, self.policy.device
+
+        def on_device(array: np.ndarray) -> Tensor:
+            return torch.from_numpy(array).to(device)
+
         prompts = list({id(request): request.prompt for request, _ in jobs}.values())
         place = {id(prompt): i for i, prompt in enumerate(prompts)}
-        owner = torch.tensor([place[id(request.prompt)] for request, _ in jobs], device=device)
+        # The branch of each row that still grows: to begin with, its prompt.
+        rows, branch = np.arange(len(jobs)), np.array([place[id(request.prompt)] for request, _ in jobs])
         budget = np.array([params.budget(len(request.prompt)) for request, _ in jobs])
         width, room = max(map(len, prompts)), int(budget.max())
-        uniforms = torch.zeros(len(jobs), room)
+        uniforms = np.zeros((len(jobs), room), dtype=np.float32)
         if params.temperature > 0:
-            uniforms = torch.from_numpy(np.stack([draws(key, room) for _, key in jobs]))
-        uniforms = uniforms.to(device)
+            uniforms = np.stack([draws(key, room) for _, key in jobs])
 
         # Prompts are padded on the left, so that all rows generate at the same column.
         ids = torch.zeros(len(prompts), width, dtype=torch.int64)
@@ -152,32 +156,45 @@ class TransformersSampler:
                 past_key_values=cache,
                 use_cache=True,
             )
-            logits = (hidden[:, -1] @ head.T).float()[owner]
+            logits = (hidden[:, -1] @ head.T).float()
             del hidden  # all prompts' columns; the decoder empties the cache as well
-            decode = decoder(policy, Prefix(cache, visible, owner), room)
+            decode = decoder(policy, Prefix(cache, visible), len(jobs), room)
 
             tokens = np.zeros((len(jobs), room), dtype=np.int32)
             logprobs = np.zeros((len(jobs), room), dtype=np.float32)
             length = budget.copy()
             finished = np.zeros(len(jobs), dtype=bool)
-            rows = np.arange(len(jobs))
-            stop = torch.tensor(sorted(policy.stop_ids), device=device)
+            stop, count = sorted(policy.stop_ids), len(prompts)
             for step in range(room):
-                chosen, logp = choose(logits, uniforms[:, step], params)
-                tokens[rows, step], logprobs[rows, step] = chosen.cpu().numpy(), logp.cpu().numpy()
-                ended = torch.isin(chosen, stop).cpu().numpy() & ~finished[rows] & (step < length[rows])
+                chosen, logp = choose(logits, on_device(branch), on_device(uniforms[rows, step]), params)
+                chosen = chosen.cpu().numpy()
+                tokens[rows, step], logprobs[rows, step] = chosen, logp.cpu().numpy()
+                ended = np.isin(chosen, stop)
                 finished[rows[ended]] = True
                 length[rows[ended]] = step + 1
                 live = length[rows] > step + 1
                 if not live.any():
                     break
-                # Rows that are done are dropped once they are worth the copy of the rest.
-                if live.sum() <= 0.85 * len(rows):
-                    keep = torch.from_numpy(np.flatnonzero(live)).to(device)
-                    rows = rows[live]
-                    decode.keep(keep)
-                    uniforms, chosen = uniforms[keep], chosen[keep]
-                logits = (decode.step(chosen) @ head.T).float()
+                rows, branch, chosen = rows[live], branch[live], chosen[live]
+
+                # Completions go on as one branch while they choose alike: the first choice of a branch takes its
+                # place, and the others fork from it.
+                pairs, choice = np.unique(branch * policy.vocab_size + chosen, return_inverse=True)
+                parent, fed = np.divmod(pairs, policy.vocab_size)
+                first = np.diff(parent, prepend=-1) > 0
+                # Branches that are done are dropped once they are worth the copy of the rest.
+                if first.sum() <= 0.85 * count:
+                    decode.keep(on_device(parent[first]), len(rows))
+                    parent, count = first.cumsum() - 1, int(first.sum())
+                place = parent.copy()
+                place[~first] = count + np.arange((~first).sum())
+                if not first.all():
+                    decode.fork(on_device(parent[~first]))
+                    count += int((~first).sum())
+                feed = np.zeros(count, dtype=np.int64)
+                feed[place] = fed
+                branch = place[choice]
+                logits = (decode.step(on_device(feed)) @ head.T).float()
         return [
             Completion(tokens[i, :n].copy(), logprobs[i, :n].copy(), bool(finished[i]))
             for i, n in enumerate(length)

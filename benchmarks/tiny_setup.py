@@ -48,11 +48,19 @@ PAIRS = (("base_small", "base_large"), ("base_small", "coder_small"), ("base_lar
 ROLES = ("base_small", "base_large", "coder_small", "coder_large")
 
 
-def answer(policy, path: Path, samples: int, temperature: float, limit: int) -> dict:
+def answer(policy, path: Path, samples: int, limit: int) -> dict:
+    """Scores of that many samples a problem, or of greedy answers."""
     problems = load_problems(Dataset(name="tiny", path=str(path), split="test", limit=limit))
     rows = list(
         complete(
-            policy.tokenizer, TransformersSampler(policy), problems, "tiny-v1", 80, (7,), samples, temperature
+            policy.tokenizer,
+            TransformersSampler(policy),
+            problems,
+            "tiny-v1",
+            80,
+            (7,),
+            samples,
+            greedy=samples == 0,
         )
     )
     verdicts = grade_many([(text, problems[i].gold, problems[i].task) for i, _, _, text in rows])
@@ -78,10 +86,10 @@ def warm(root: Path, role: str, seed: int, other_share: float, steps: int) -> di
         "seed": seed,
         "other_share": other_share,
         "steps": steps,
-        "greedy": answer(policy, root / "data/validation.jsonl", 1, 0.0, 1024)["accuracy"],
-        "sampled": answer(policy, root / "data/validation.jsonl", 2, 1.0, 1024)["accuracy"],
-        "ood_greedy": answer(policy, root / "data/ood.jsonl", 1, 0.0, 1024)["accuracy"],
-        "ood_sampled": answer(policy, root / "data/ood.jsonl", 2, 1.0, 1024)["accuracy"],
+        "greedy": answer(policy, root / "data/validation.jsonl", 0, 1024)["accuracy"],
+        "sampled": answer(policy, root / "data/validation.jsonl", 2, 1024)["accuracy"],
+        "ood_greedy": answer(policy, root / "data/ood.jsonl", 0, 1024)["accuracy"],
+        "ood_sampled": answer(policy, root / "data/ood.jsonl", 2, 1024)["accuracy"],
     }
 
 
@@ -92,7 +100,7 @@ def distance(root: Path, gen: str, theta: str, seed: int, other_share: float, xs
         load_policy(str(made(root, role, seed, other_share, xs, s)), device="cpu") for role in (gen, theta)
     )
     problems = load_problems(Dataset(name="tiny", path=str(root / "data/train.jsonl"), limit=128))
-    rows = list(complete(a.tokenizer, TransformersSampler(a), problems, "tiny-v1", 64, (9,), 4, 1.0))
+    rows = list(complete(a.tokenizer, TransformersSampler(a), problems, "tiny-v1", 64, (9,), 4))
     prompts = [a.tokenizer.encode(problems[i].question) for i, _, _, _ in rows]
     with torch.no_grad():
         logp, _, mask = b.token_logprobs(prompts, [c.tokens for _, _, c, _ in rows])

@@ -117,6 +117,6 @@ def node_seconds(
     total = config.iterations * (sampling + updating)
     if validation:
         times = 1 + -(-config.iterations // config.validation.every)
-        rounds = in_batches(validation, batches[1]) * (1 + config.validation.samples)
+        rounds = in_batches(validation * (1 + config.validation.samples), batches[1])
         total += times * rounds * decode_seconds(shape, node, batches[1], gpu)
     return total

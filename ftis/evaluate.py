@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import sys
@@ -83,26 +84,29 @@ class Sampling:
 
 def complete(
     tokenizer: PreTrainedTokenizerBase, sampler: Sampler, problems: Sequence[Problem], prompt: str, max_new_tokens: int,
-    key: tuple[int, ...], samples: int = 1, temperature: float = 0.0, max_batch: int = 1024, start: int = 0,
-) -> Iterator[tuple[int, int, Completion, str]]:  # fmt: skip
-    """(problem index, sample index, completion, its text) for each problem from `start` on, in order.
+    key: tuple[int, ...], samples: int, greedy: bool = False, temperature: float = 1.0, max_batch: int = 1024,
+    start: int = 0,
+) -> Iterator[tuple[int, int | None, Completion, str]]:  # fmt: skip
+    """(problem index, sample index, completion, its text) for each problem from `start` on, in order; the sample None
+    is the greedy one, which comes first.
 
     `key` decides the random draws together with the problem's and the sample's index.
     """
     from ftis.rollout import Request, SamplingParams
 
     params = SamplingParams(max_new_tokens, temperature, max_batch=max_batch)
-    step = max(1, max_batch // samples)
+    wanted = [None] * greedy + list(range(samples))
+    step = max(1, max_batch // len(wanted))
     for first in range(start, len(problems), step):
         requests = [
             Request(
                 encode_prompt(prompt, problems[i].question, tokenizer),
-                [(*key, i, s) for s in range(samples)],
+                [None if s is None else (*key, i, s) for s in wanted],
             )
             for i in range(first, min(first + step, len(problems)))
         ]
         for i, group in enumerate(sampler.sample(requests, params), first):
-            for s, completion in enumerate(group):
+            for s, completion in zip(wanted, group, strict=True):
                 yield i, s, completion, completion_text(tokenizer, completion)
 
 
@@ -133,6 +137,7 @@ def generate(
         if test.prompt not in PROMPTS:
             raise unknown("prompt", test.prompt, PROMPTS)
     loaded = {role: load_problems(test.data) for role, test in tests.items()}
+    passes = _passes(tests)
     header = {
         **(facts or {}),
         **asdict(sampling),
@@ -167,7 +172,7 @@ def generate(
 
     opened = load(subjects[0])  # a model that can't be loaded leaves no file behind
     with _locked(partial) as file:
-        kept = _kept(file, header) if resume else []
+        kept = _kept(file, header, passes) if resume else []
         if not kept:
             file.truncate(0)
             file.write(json.dumps(header) + "\n")
@@ -179,15 +184,19 @@ def generate(
                     opened = None
                     continue
                 tokenizer, sampler = opened or load(subject)
-                for role, test in tests.items():
+                for greedy, sampled in passes:
+                    role = greedy or sampled
+                    test, problems = tests[role], loaded[role]
                     for i, s, completion, text in complete(
-                        tokenizer, sampler, loaded[role], test.prompt, test.max_new_tokens, (sampling.seed,),
-                        test.samples, test.temperature, sampling.max_batch, start=left[role],
+                        tokenizer, sampler, problems, test.prompt, test.max_new_tokens, (sampling.seed,),
+                        tests[sampled].samples if sampled else 0, greedy is not None,
+                        tests[sampled].temperature if sampled else 1.0, sampling.max_batch, start=left[role],
                     ):  # fmt: skip
-                        problem = loaded[role][i]
+                        problem = problems[i]
                         row = {
-                            "node": subject.node, "test": role, "id": problem.id, "sample": s, "task": problem.task,
-                            "gold": problem.gold, "meta": problem.meta, "finish": "stop" if completion.finished else "length",
+                            "node": subject.node, "test": greedy if s is None else sampled, "id": problem.id,
+                            "sample": s or 0, "task": problem.task, "gold": problem.gold, "meta": problem.meta,
+                            "finish": "stop" if completion.finished else "length",
                             "tokens": completion.tokens.tolist(), "text": text,
                         }  # fmt: skip
                         file.write(json.dumps(row) + "\n")
@@ -196,6 +205,22 @@ def generate(
                 opened = tokenizer = sampler = None  # one model at a time on a GPU
         os.fsync(file.fileno())
         os.replace(partial, out)
+
+
+def _passes(tests: dict[str, BenchmarkSpec]) -> list[tuple[str | None, str | None]]:
+    """Tests that are sampled together, since their completions share beginnings: the greedy one and one at a
+    temperature of the same problems, prompt and budget, or either alone."""
+    passes: dict[tuple, tuple[str | None, str | None]] = {}
+    for role, test in tests.items():
+        same = (json.dumps(asdict(test.data)), test.prompt, test.max_new_tokens)
+        drawn = test.temperature > 0
+        # A second one of its kind is a pass of its own.
+        while same in passes and passes[same][drawn]:
+            same = (*same, role)
+        pair = list(passes.get(same, (None, None)))
+        pair[drawn] = role
+        passes[same] = (pair[0], pair[1])
+    return list(passes.values())
 
 
 def _load_vllm(
@@ -237,7 +262,9 @@ def _locked(path: Path) -> Iterator[TextIO]:
         yield file
 
 
-def _kept(file: TextIO, header: dict[str, Any]) -> list[dict[str, Any]]:
+def _kept(
+    file: TextIO, header: dict[str, Any], passes: list[tuple[str | None, str | None]]
+) -> list[dict[str, Any]]:
     """Rows of whole problems in a partial file whose header is the same; what follows them is cut off."""
     file.seek(0)
     lines = file.readlines()
@@ -250,9 +277,15 @@ def _kept(file: TextIO, header: dict[str, Any]) -> list[dict[str, Any]]:
         for line in lines[1:]:
             rows.append(json.loads(line))
     if rows:
-        node, test = rows[-1]["node"], rows[-1]["test"]
-        last = sum(row["node"] == node and row["test"] == test for row in rows)
-        rows = rows[: len(rows) - last % header["tests"][test]["samples"]]
+        node, roles = rows[-1]["node"], next(roles for roles in passes if rows[-1]["test"] in roles)
+        last = sum(row["node"] == node and row["test"] in roles for row in rows)
+        rows = rows[: len(rows) - last % sum(header["tests"][role]["samples"] for role in roles if role)]
+        done = Counter((row["node"], row["test"]) for row in rows)
+        problems = {key: n // header["tests"][key[1]]["samples"] for key, n in done.items()}
+        for node, roles in itertools.product({row["node"] for row in rows}, passes):
+            if len({problems.get((node, role), 0) for role in roles if role}) > 1:
+                print(f"{file.name}: written in another order; starting over", file=sys.stderr)
+                return []
         file.truncate(sum(len(line.encode()) for line in lines[: len(rows) + 1]))
     return rows
 

@@ -323,6 +323,7 @@ def batches_of(
     own = config.group_size if config.split == "vertical" else max(1, config.group_size // len(config.nodes))
     found.append(Batch(sequences, -(-sequences // own), prompt_tokens, new))
     if validation_problems:
-        sequences = min(rollout.max_batch, validation_problems)
-        found.append(Batch(sequences, sequences, prompt_tokens, validation.max_new_tokens))
+        each = 1 + validation.samples
+        sequences = min(rollout.max_batch, validation_problems * each)
+        found.append(Batch(sequences, -(-sequences // each), prompt_tokens, validation.max_new_tokens))
     return found

@@ -151,14 +151,14 @@ def problem_count(data: Dataset | None) -> int:
 
 
 def answer_batches(tier: str, config: RunConfig) -> list[Batch]:
-    """What is decoded at a time for the tests, greedily and sampled, with the longest prompt among it. Problems that
-    aren't counted are taken to fill a batch."""
+    """What is decoded at a time for the tests, with the longest prompt among it. Problems that aren't counted are taken
+    to fill a batch."""
     found, most = [], config.rollout.max_batch
     for test in grid.benchmarks(tier).values():
-        for samples in {1, test.samples or 1}:
-            prompts = min(max(1, most // samples), problem_count(test.data) or most)
-            longest = PROMPT_TOKENS[test.data.name][1]
-            found.append(Batch(min(most, prompts * samples), prompts, longest, test.max_new_tokens))
+        each = 1 + test.samples  # the greedy answer with the others
+        prompts = min(max(1, most // each), problem_count(test.data) or most)
+        longest = PROMPT_TOKENS[test.data.name][1]
+        found.append(Batch(min(most, prompts * each), prompts, longest, test.max_new_tokens))
     return found
 
 
@@ -187,10 +187,13 @@ def plan_run(tier: str, run: grid.Run, gpu: Gpu = cost.GPU) -> RunPlan:
         for test in grid.benchmarks(tier).values():
             problems = problem_count(test.data)
             if problems:
-                sequences = min(config.rollout.max_batch, problems)
-                batch = Batch(sequences, sequences, PROMPT_TOKENS[test.data.name][0], test.max_new_tokens)
-                rounds = cost.in_batches(problems, batch) * (1 + test.samples)
-                seconds += rounds * cost.decode_seconds(shape, node, batch, gpu)
+                each = 1 + test.samples
+                sequences = min(config.rollout.max_batch, problems * each)
+                prompts = -(-sequences // each)
+                batch = Batch(sequences, prompts, PROMPT_TOKENS[test.data.name][0], test.max_new_tokens)
+                seconds += cost.in_batches(problems * each, batch) * cost.decode_seconds(
+                    shape, node, batch, gpu
+                )
         engines, engine, answers = [], 0.0, memory.answer_memory(shape, node, tests)
         if config.backend(k) == "vllm":
             engine = config.rollout.gpu_memory_utilization * card * (where is not None)

@@ -23,16 +23,16 @@ from ftis.policy import Policy
 
 @dataclass(frozen=True)
 class Request:
-    """Completions wanted of one prompt: one for each key, the key deciding its random draws."""
+    """Completions wanted of one prompt: one for each key, the key deciding its random draws; None is greedy."""
 
     prompt: Sequence[int]
-    keys: Sequence[tuple[int, ...]]
+    keys: Sequence[tuple[int, ...] | None]
 
 
 @dataclass(frozen=True)
 class Completion:
     """tokens (T,) int32 with the stop token if there is one; logprobs (T,) float32 in nats under the
-    full softmax at the sampling temperature; finished: ends with a stop token (else truncated)."""
+    full softmax at the sampling temperature (1 if greedy); finished: ends with a stop token (else truncated)."""
 
     tokens: np.ndarray
     logprobs: np.ndarray
@@ -41,7 +41,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """temperature 0 is greedy, with log-probs at temperature 1. top_k None keeps the full support."""
+    """temperature is of what is drawn (greedy completions know none); top_k None keeps the full support."""
 
     max_new_tokens: int
     temperature: float = 1.0
@@ -66,8 +66,10 @@ class Sampler(Protocol):
         """Around each change of the policy's weights; the sampler has taken them up when it ends."""
 
 
-def draws(key: tuple[int, ...], count: int) -> np.ndarray:
-    """(count,) float32 uniforms in [0, 1) that depend on the key alone."""
+def draws(key: tuple[int, ...] | None, count: int) -> np.ndarray:
+    """(count,) float32 uniforms in [0, 1) that depend on the key alone; NaN without one."""
+    if key is None:
+        return np.full(count, np.nan, dtype=np.float32)
     bits = np.random.Philox(np.random.SeedSequence(key))
     return np.random.Generator(bits).random(count, dtype=np.float32)
 
@@ -75,21 +77,28 @@ def draws(key: tuple[int, ...], count: int) -> np.ndarray:
 def choose(logits: Tensor, branch: Tensor, uniforms: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
     """Pick a token a row by inverting the distribution function of its branch: tokens (N,), log-probs (N,).
 
-    logits (B, V) float32, branch (N,) int64 into them, uniforms (N,) in [0, 1).
+    logits (B, V) float32, branch (N,) int64 into them, uniforms (N,) in [0, 1); NaN is the likeliest token, with its
+    log-prob at temperature 1.
     """
-    logp = torch.log_softmax(logits / (params.temperature or 1.0), -1)
-    if params.temperature == 0:
-        tokens = logp.argmax(-1)[branch]
-    else:
-        weights = logp.exp().double()
-        if params.top_k is not None and params.top_k < weights.shape[-1]:
-            kth = weights.topk(params.top_k).values[:, -1:]
-            weights = weights.masked_fill(weights < kth, 0.0)
-        cumulative = weights.cumsum(-1)[branch]
-        # The first token whose cumulative weight passes the draw: one of weight 0 never is.
-        target = uniforms[:, None].double() * cumulative[:, -1:]
-        tokens = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
-    return tokens, logp[branch, tokens]
+    logp = torch.log_softmax(logits / params.temperature, -1)
+    greedy = uniforms.isnan()
+    if greedy.any():
+        plain = logp if params.temperature == 1 else torch.log_softmax(logits, -1)
+        best, likeliest = (t[branch] for t in plain.max(-1))
+        if greedy.all():
+            return likeliest, best
+    weights = logp.exp().double()
+    if params.top_k is not None and params.top_k < weights.shape[-1]:
+        kth = weights.topk(params.top_k).values[:, -1:]
+        weights = weights.masked_fill(weights < kth, 0.0)
+    cumulative = weights.cumsum(-1)[branch]
+    # The first token whose cumulative weight passes the draw: one of weight 0 never is.
+    target = uniforms.nan_to_num()[:, None].double() * cumulative[:, -1:]
+    tokens = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
+    chosen = logp[branch, tokens]
+    if greedy.any():
+        tokens, chosen = torch.where(greedy, likeliest, tokens), torch.where(greedy, best, chosen)
+    return tokens, chosen
 
 
 class TransformersSampler:
@@ -133,9 +142,7 @@ class TransformersSampler:
         rows, branch = np.arange(len(jobs)), np.array([place[id(request.prompt)] for request, _ in jobs])
         budget = np.array([params.budget(len(request.prompt)) for request, _ in jobs])
         width, room = max(map(len, prompts)), int(budget.max())
-        uniforms = np.zeros((len(jobs), room), dtype=np.float32)
-        if params.temperature > 0:
-            uniforms = np.stack([draws(key, room) for _, key in jobs])
+        uniforms = np.stack([draws(key, room) for _, key in jobs])
 
         # Prompts are padded on the left, so that all rows generate at the same column.
         ids = torch.zeros(len(prompts), width, dtype=torch.int64)

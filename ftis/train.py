@@ -655,22 +655,19 @@ class Participant:
 
     def validate(self, step: int, problems: Sequence[Problem]) -> dict[str, Any]:
         """Scores on the validation problems: greedy, and sampled at T = 1 where asked for."""
-        config = self.config.validation
-        scores: dict[str, Any] = {"greedy": None, "sampled": None}
+        config, rollout = self.config.validation, self.config.rollout
         with self.phase("validate"):
-            for kind, samples, temperature in (("greedy", 1, 0.0), ("sampled", config.samples, 1.0)):
-                if samples == 0:
-                    continue
-                key = (VALIDATION, self.config.seed, step, self.index)
-                rollout = self.config.rollout
-                completed = complete(
-                    self.policy.tokenizer, self.sampler, problems, rollout.prompt, config.max_new_tokens, key,
-                    samples, temperature, rollout.max_batch,
-                )  # fmt: skip
-                rows = list(completed)
-                items = [(text, problems[i].gold, problems[i].task) for i, _, _, text in rows]
-                verdicts = grade_many(items, shape=self.config.reward)
-                scores[kind] = summary(verdicts, [not c.finished for _, _, c, _ in rows])
+            rows = list(complete(
+                self.policy.tokenizer, self.sampler, problems, rollout.prompt, config.max_new_tokens,
+                (VALIDATION, self.config.seed, step, self.index), config.samples, greedy=True,
+                max_batch=rollout.max_batch,
+            ))  # fmt: skip
+            items = [(text, problems[i].gold, problems[i].task) for i, _, _, text in rows]
+            graded = list(zip(rows, grade_many(items, shape=self.config.reward), strict=True))
+            scores: dict[str, Any] = {}
+            for kind, greedy in (("greedy", True), ("sampled", False)):
+                of = [(c, verdict) for (_, s, c, _), verdict in graded if (s is None) == greedy]
+                scores[kind] = summary([v for _, v in of], [not c.finished for c, _ in of]) if of else None
         return scores
 
 

@@ -41,8 +41,8 @@ CPU_ENGINE = {
 }
 """Of vLLM on a CPU."""
 
-Job = tuple[list[int], int, int]
-"""Prompt, seed, and the most new tokens."""
+Job = tuple[list[int], int | None, int, float]
+"""Prompt, seed, the most new tokens, and the temperature (0 is greedy)."""
 Answer = tuple[np.ndarray, np.ndarray, bool]
 """tokens (T,) int32, log-probs (T,) float32, whether it ended by itself."""
 
@@ -78,13 +78,12 @@ class Engine:
     def sample(
         self,
         jobs: list[Job],
-        temperature: float,
         top_k: int | None,
         stop_ids: list[int],
         bias: dict[int, float],
     ) -> list[Answer]:
         """Completions of the jobs, in order. bias: added to the logits of these ids."""
-        return self._call("sample", jobs, temperature, top_k, stop_ids, bias)
+        return self._call("sample", jobs, top_k, stop_ids, bias)
 
     def sleep(self) -> None:
         """Free the card's memory for the trainer; nothing to do where the engine has no share of a card."""
@@ -175,7 +174,7 @@ class _Served:
         self.llm = vllm.LLM(**options)
         self.llm.collective_rpc(_keep_full_softmax)
 
-    def sample(self, jobs, temperature, top_k, stop_ids, bias) -> list[Answer]:
+    def sample(self, jobs, top_k, stop_ids, bias) -> list[Answer]:
         from vllm import SamplingParams
 
         # What an earlier call left would decide which prompts are read again, and so the last bits of a log-prob:
@@ -192,9 +191,9 @@ class _Served:
                 logit_bias=bias or None,
                 detokenize=False,
             )
-            for _, seed, budget in jobs
+            for _, seed, budget, temperature in jobs
         ]
-        prompts = [{"prompt_token_ids": prompt} for prompt, _, _ in jobs]
+        prompts = [{"prompt_token_ids": prompt} for prompt, *_ in jobs]
         return [_answer(a.outputs[0]) for a in self.llm.generate(prompts, params, use_tqdm=False)]
 
     def load(self) -> None:

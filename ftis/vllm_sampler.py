@@ -103,13 +103,16 @@ class VllmSampler:
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> list[list[Completion]]:
         jobs = [
-            (list(request.prompt), _seed(key), params.budget(len(request.prompt)))
+            (
+                list(request.prompt),
+                None if key is None else _seed(key),
+                params.budget(len(request.prompt)),
+                0.0 if key is None else params.temperature,
+            )
             for request in requests
             for key in request.keys
         ]
-        answers = iter(
-            self.engine.sample(jobs, params.temperature, params.top_k, sorted(self.stop_ids), self.bias)
-        )
+        answers = iter(self.engine.sample(jobs, params.top_k, sorted(self.stop_ids), self.bias))
         return [[Completion(*next(answers)) for _ in request.keys] for request in requests]
 
     @contextmanager

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -105,6 +106,45 @@ def test_backends_that_are_not_there_say_so(tiny, tmp_path):
         with pytest.raises(UserError, match="vLLM can't be imported .*; install it"):
             generate([subject], tests, tmp_path / "g.jsonl", Sampling(1, backend="vllm"))
     assert not list(tmp_path.iterdir())
+
+
+def test_greedy_answers_are_sampled_with_those_at_a_temperature(tiny, tmp_path, monkeypatch):
+    """Of the same problems; a file is graded as if each test had been taken by itself."""
+    greedy = BenchmarkSpec(
+        Dataset(name="tiny", path=str(tiny / "data/validation.jsonl"), limit=5), "tiny-v1", 40
+    )
+    tests = {
+        "id": greedy,
+        "longer": replace(greedy, max_new_tokens=41),
+        "id_sampled": replace(greedy, samples=3, temperature=1.0),
+        "id_cold": replace(greedy, samples=2, temperature=0.5),
+    }
+    calls = []
+    original = TransformersSampler.sample
+
+    def counted(self, requests, params):
+        calls.append(sum(len(r.keys) for r in requests))
+        return original(self, requests, params)
+
+    monkeypatch.setattr(TransformersSampler, "sample", counted)
+    subjects, sampling = [Subject(0, "a", "A", str(tiny / "base"))], Sampling(3)
+    generate(subjects, tests, tmp_path / "together.jsonl", sampling)
+    assert sorted(calls) == [5, 5 * 2, 5 * (1 + 3)]
+
+    def rows(path, role):
+        lines = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+        return [line for line in lines if line["test"] == role]
+
+    for role, test in tests.items():
+        generate(subjects, {role: test}, tmp_path / f"{role}.jsonl", sampling)
+        assert rows(tmp_path / "together.jsonl", role) == rows(tmp_path / f"{role}.jsonl", role)
+        assert len(rows(tmp_path / "together.jsonl", role)) == 5 * test.samples
+    # A file that another version wrote test by test is not gone on with, since a pass would leave problems out.
+    header, *lines = (tmp_path / "together.jsonl").read_text().splitlines()
+    begun = [line for line in lines if '"test": "id"' in line][:4]
+    (tmp_path / ".again.jsonl.partial").write_text("\n".join([header, *begun]) + "\n")
+    generate(subjects, tests, tmp_path / "again.jsonl", sampling, resume=True)
+    assert (tmp_path / "again.jsonl").read_text() == (tmp_path / "together.jsonl").read_text()
 
 
 def test_an_interrupted_generation_goes_on_and_ends_the_same(tiny, tmp_path, monkeypatch):

@@ -138,14 +138,23 @@ def test_what_completions_share_is_decoded_once(policy, fused, monkeypatch):
     # Branches that are done are fed until they are dropped, at 15 % of them.
     assert prefixes <= sum(fed) <= prefixes / 0.85
     assert sum(fed) < 0.9 * every
-    greedy = TransformersSampler(policy).sample(asked, SamplingParams(40, temperature=0.0))
-    assert all(len({tuple(c.tokens) for c in group}) == 1 for group in greedy)
+    # A greedy completion, which is drawn anew in no batch, shares with the others too.
+    fed.clear()
+    mixed = [replace(r, keys=[None, *r.keys, None]) for r in asked]
+    beside = TransformersSampler(policy).sample(mixed, SamplingParams(40))
+    for group, (first, *others, last) in zip(groups, beside, strict=True):
+        assert first.tokens.tolist() == last.tokens.tolist()
+        for one, other in zip(group, others, strict=True):
+            np.testing.assert_array_equal(one.tokens, other.tokens)
+    assert sum(fed) < 0.9 * every
 
 
 def test_greedy_is_generate(policy):
     """Against transformers' own greedy decoding."""
-    asked = requests(policy, samples=1)
-    groups = TransformersSampler(policy).sample(asked, SamplingParams(40, temperature=0.0))
+    asked = [Request(p, [None]) for p in policy.prompts]
+    groups = TransformersSampler(policy).sample(asked, SamplingParams(40, temperature=0.6))
+    for (completion,), logp in zip(groups, fresh_logprobs(policy, asked, groups), strict=True):
+        np.testing.assert_allclose(completion.logprobs, logp, **CLOSE)
     for request, (completion,) in zip(asked, groups):
         theirs = policy.model.generate(
             torch.tensor([request.prompt]), attention_mask=torch.ones(1, len(request.prompt)), do_sample=False,
@@ -162,7 +171,16 @@ def test_choose_inverts_the_distribution_function():
     tokens, logp = choose(logits, branch, uniforms, SamplingParams(1))
     assert tokens.tolist() == [0, 0, 1, 1, 3, 3]
     np.testing.assert_allclose(logp.exp(), [0.1, 0.1, 1, 0.2, 0.7, 0.7], rtol=1e-6)
-    tokens, logp = choose(logits, branch, uniforms, SamplingParams(1, temperature=0.0))
+    # Without a draw the likeliest, at temperature 1 whatever the others'.
+    uniforms[[1, 3]] = torch.nan
+    tokens, logp = choose(logits, branch, uniforms, SamplingParams(1))
+    assert tokens.tolist() == [0, 3, 1, 3, 3, 3]
+    np.testing.assert_allclose(logp.exp(), [0.1, 0.7, 1, 0.7, 0.7, 0.7], rtol=1e-6)
+    tokens, logp = choose(logits, branch, uniforms, SamplingParams(1, temperature=0.5))
+    # The squares are 0.01, 0.04, 0, 0.49 of 0.54.
+    assert tokens.tolist() == [0, 3, 1, 3, 3, 3]
+    np.testing.assert_allclose(logp.exp(), [1 / 54, 0.7, 1, 0.7, 49 / 54, 49 / 54], rtol=1e-5)
+    tokens, logp = choose(logits, branch, torch.full((6,), torch.nan), SamplingParams(1, temperature=0.5))
     assert tokens.tolist() == [3, 3, 1, 3, 3, 3]
     np.testing.assert_allclose(logp.exp(), [0.7, 0.7, 1, 0.7, 0.7, 0.7], rtol=1e-6)
 

@@ -58,8 +58,8 @@ def test_a_warm_start_teaches_the_format(easy, tiny, tmp_path, make_config):
     policy = load_policy(str(tmp_path / "warm"))
     problems = load_problems(easy)
     encode = policy.tokenizer.encode
-    requests = [Request(encode(p.question, add_special_tokens=False), [(i,)]) for i, p in enumerate(problems)]
-    done = TransformersSampler(policy).sample(requests, SamplingParams(40, 0.0))
+    requests = [Request(encode(p.question, add_special_tokens=False), [None]) for p in problems]
+    done = TransformersSampler(policy).sample(requests, SamplingParams(40))
     texts = [policy.tokenizer.decode(c.tokens[:-1]) for (c,) in done]
     assert sum(t.startswith("<think>\n") and t.endswith("</answer>") for t in texts) >= 12, texts
     config = make_config(

@@ -118,7 +118,7 @@ def draw(data: pd.DataFrame) -> Figure:
     if shown["variant"].any():
         names += ": " + shown["label"]
     lines = list(dict.fromkeys(names))
-    roles = list(dict.fromkeys(data["role"]))
+    roles = list(dict.fromkeys(shown["role"]))
     height = 1.5 + 0.21 * len(lines)
     figure = Figure(figsize=(3.0 + 2.6 * len(roles), height))
     axes = figure.subplots(1, len(roles), sharey=True, squeeze=False)[0]

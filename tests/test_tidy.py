@@ -249,7 +249,11 @@ def test_an_ablation_is_drawn(folders, tmp_path):
         f"ablation-cap.{end}" for end in ("csv", "pdf", "png")
     ]
     # Without variants there is nothing to tell a line's runs apart by but method and g.
-    figure = ablation.draw(ablation.ablation_data("cap", "tiny", runs))
+    data = ablation.ablation_data("cap", "tiny", runs)
+    # A model that is in no swarm of the ablation, only alone, has no panel: it would be empty.
+    bystander = data[data["method"] == "alone"].iloc[:1].assign(role="coder_small", model="XS coder")
+    figure = ablation.draw(pd.concat([data, bystander], ignore_index=True))
+    assert all(axis.lines for axis in figure.axes) and "XS coder" not in {a.get_title() for a in figure.axes}
     assert {t.get_text() for t in figure.axes[0].get_yticklabels()} >= {"TIS: as in the grid", "TIS: C = 1"}
     plain = [folder for folder in runs if "+" not in folder.name]
     figure = ablation.draw(ablation.ablation_data("filter", "tiny", plain))

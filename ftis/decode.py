@@ -178,7 +178,7 @@ class _Projection:
 
 def _rms(x: Tensor, eps: float) -> Tensor:
     """1 / root mean square of each row (N, 1)."""
-    return (torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_() / x.shape[-1] + eps).rsqrt_()
+    return (x.square().mean(-1, keepdim=True) + eps).rsqrt_()
 
 
 class _FusedLayer:

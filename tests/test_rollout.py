@@ -126,15 +126,14 @@ def test_what_completions_share_is_decoded_once(policy, fused, monkeypatch):
     monkeypatch.setattr("ftis.rollout.decoder", counted)
     asked = requests(policy, samples=16)
     groups = TransformersSampler(policy).sample(asked, SamplingParams(40))
-    for group in groups:
-        # Every completion's tokens but the last are fed; the steps before the first choice are the prompt's.
-        assert len({tuple(c.tokens) for c in group}) > 1
+    assert all(len({tuple(c.tokens) for c in group}) > 1 for group in groups)
+    # A completion's last token is never fed.
     prefixes = sum(len({tuple(c.tokens[:n]) for c in g for n in range(1, len(c.tokens))}) for g in groups)
     every = sum(len(c.tokens) - 1 for g in groups for c in g)
     # Branches that are done are fed until they are dropped, at 15 % of them.
     assert prefixes <= sum(fed) <= prefixes / 0.85
     assert sum(fed) < 0.9 * every
-    # A greedy completion, which is drawn anew in no batch, shares with the others too.
+    # A greedy completion shares with the others too, and changes none of them.
     fed.clear()
     mixed = [replace(r, keys=[None, *r.keys, None]) for r in asked]
     beside = TransformersSampler(policy).sample(mixed, SamplingParams(40))

@@ -301,7 +301,10 @@ def _note(parts: Sequence[Component], chosen: Component, found: str, shares: Map
         said.append("one seed: an interval needs two")
     if found == "fails" and chosen.kind == "above":
         opposite = stats.p_below(chosen.values, 0, SD_FLOOR) <= ALPHA
-        said.append("the opposite is seen" if opposite else f"a difference of {MARGIN:g} or more is excluded")
+        of = "" if len(parts) == 1 else f" of {_named(chosen)}"
+        said.append(
+            f"the opposite{of} is seen" if opposite else f"a difference of {MARGIN:g} or more is excluded"
+        )
     if found == "fails" and chosen.kind == "level":
         said.append(f"{'above' if chosen.effect > 0 else 'below'} by more than {MARGIN:g}")
     used = sorted({100 * shares[run] for part in parts for _, (run, _, _) in part.terms if run in shares})
@@ -309,6 +312,19 @@ def _note(parts: Sequence[Component], chosen: Component, found: str, shares: Map
         span = f"{used[0]:.2g}" + (f" to {used[-1]:.2g}" if len(used) > 1 else "")
         said.append(f"the filter dropped {span} % of foreign samples")
     return "; ".join(said)
+
+
+def _named(part: Component) -> str:
+    return f"“{part.name}” ({part.role})"
+
+
+def _holding(rule: str, parts: Sequence[Component], verdicts: Sequence[str]) -> str:
+    """For the note of a claim about every part that doesn't hold: the parts that do."""
+    hold = [_named(part) for part, found in zip(parts, verdicts, strict=True) if found == "holds"]
+    if rule != "every" or not hold or len(hold) == len(parts):
+        return ""
+    few = f": {', '.join(hold)}" if len(hold) <= 4 else ""
+    return f"{len(hold)} of its {len(parts)} parts {'holds' if len(hold) == 1 else 'hold'}{few}"
 
 
 def _effects(part: Component, greedy: Component) -> dict[str, object]:
@@ -341,30 +357,6 @@ def claim_tables(tables: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, pd.D
     greedy = {number: test(greedy_data) for number, (_, _, _, test) in CLAIMS.items()}
     found = decide(list(claims.values()))
     family = max(1, sum(not math.isnan(result["p"]) for result in found))
-    rows = []
-    for (number, (rule, parts)), result in zip(claims.items(), found, strict=True):
-        chosen = decisive(rule, parts, result["verdict"])
-        low, high = chosen.interval(1 - 0.05 / len(parts))
-        needed = needed_seeds(rule, parts, family)
-        rows.append(
-            {
-                "claim": number,
-                "statement": CLAIMS[number][0],
-                "paper": CLAIMS[number][1],
-                **_effects(chosen, greedy[number][parts.index(chosen)]),
-                "low_simultaneous": low,
-                "high_simultaneous": high,
-                "unit": "accuracy",
-                **result,
-                "n_runs": len({(run, seed) for c in parts for _, (run, _, _) in c.terms for seed in c.seeds}),
-                "needed_seeds": needed[0],
-                "needed_for": needed[1],
-                "decoding": decoding,
-                "test": f"{rule} of {len(parts)}, {chosen.kind}" if len(parts) > 1 else chosen.kind,
-                "note": _note(parts, chosen, result["verdict"], shares),
-            }
-        )
-    rows.append(dict(zip(("claim", "statement", "paper"), TRAFFIC, strict=True)) | traffic(tables))
     single = [
         (number, part, other)
         for number, (_, parts) in claims.items()
@@ -392,6 +384,34 @@ def claim_tables(tables: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, pd.D
                 "note": _note([part], part, result, shares),
             }
         )
+    rows = []
+    for (number, (rule, parts)), result in zip(claims.items(), found, strict=True):
+        chosen = decisive(rule, parts, result["verdict"])
+        low, high = chosen.interval(1 - 0.05 / len(parts))
+        needed = needed_seeds(rule, parts, family)
+        alone = [part["verdict"] for part in components if part["claim"] == number]
+        notes = [_note(parts, chosen, result["verdict"], shares)]
+        if result["verdict"] != "holds":
+            notes.append(_holding(rule, parts, alone))
+        rows.append(
+            {
+                "claim": number,
+                "statement": CLAIMS[number][0],
+                "paper": CLAIMS[number][1],
+                **_effects(chosen, greedy[number][parts.index(chosen)]),
+                "low_simultaneous": low,
+                "high_simultaneous": high,
+                "unit": "accuracy",
+                **result,
+                "n_runs": len({(run, seed) for c in parts for _, (run, _, _) in c.terms for seed in c.seeds}),
+                "needed_seeds": needed[0],
+                "needed_for": needed[1],
+                "decoding": decoding,
+                "test": f"{rule} of {len(parts)}, {chosen.kind}" if len(parts) > 1 else chosen.kind,
+                "note": "; ".join(filter(None, notes)),
+            }
+        )
+    rows.append(dict(zip(("claim", "statement", "paper"), TRAFFIC, strict=True)) | traffic(tables))
     return pd.DataFrame(rows, columns=COLUMNS), pd.DataFrame(components, columns=COMPONENT_COLUMNS)
 
 

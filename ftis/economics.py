@@ -1,7 +1,7 @@
 """What a node gains by joining a swarm: accuracy against own generated tokens, seconds and bytes.
 
 Alone, a node samples every completion it trains on; in a swarm of n it samples a share and receives the rest, so
-it saves sampling and pays with bytes. Both runs of a comparison share the seed. Made from the tables of
+it saves sampling and pays with bytes and with checking them. Both runs of a comparison share the seed. Made from the tables of
 `ftis.tidy`; accuracies are those of validation, sampled at T = 1 where the tier does that (else greedy), as fractions.
 """
 
@@ -33,6 +33,8 @@ SPENT = {"tokens": "tokens_generated", "seconds": "seconds", "bytes": "bytes_sen
 """Costs and their columns in the table `training`."""
 LEVEL = 0.9
 """Of Alone's gain in accuracy: the level that both are timed to."""
+COLLECT = ("sample", "grade", "exchange")
+"""The phases of an iteration that precede the update."""
 LINES = (("-", "solid"), ("--", "dashed"), (":", "dotted"), ("-.", "dash-dotted"))
 """Of a set-up's nodes in their order."""
 
@@ -57,11 +59,15 @@ def _of(table: pd.DataFrame, run: str, node: int) -> pd.DataFrame:
     return table[(table["run"] == run) & (table["node"] == node)]
 
 
-def accuracy_at(lone: pd.DataFrame, spent: float, cost: str = "tokens") -> float:
-    """Accuracy of a curve when so much of a cost was spent, linear between validations; nan beyond its end."""
-    if lone.empty or spent > lone[cost].iloc[-1]:
-        return math.nan
-    return float(np.interp(spent, lone[cost], lone["accuracy"]))
+def gain_at_equal(swarm: pd.DataFrame, lone: pd.DataFrame, cost: str) -> float:
+    """Accuracy in the swarm less Alone's at the most of a cost that both spent, linear between validations.
+
+    Where one of the two ends earlier, that is where both are read: for every seed there is a number, so which seeds
+    count doesn't depend on how fast either was.
+    """
+    budget = min(swarm[cost].iloc[-1], lone[cost].iloc[-1])
+    at = [float(np.interp(budget, points[cost], points["accuracy"])) for points in (swarm, lone)]
+    return at[0] - at[1]
 
 
 def tokens_to(points: pd.DataFrame, level: float) -> float:
@@ -93,7 +99,7 @@ def pairs(tables: Tables) -> pd.DataFrame:
         raise UserError("economics: the tier has no runs; train some, or name them with --run")
     runs = runs[runs["variant"].fillna("") == ""]
     cost = ["run", "node", "iterations", "tokens_generated", "bytes_sent", "bytes_received"]
-    cost += [f"seconds_{phase}" for phase in ("sample", "grade", "exchange", "update")]
+    cost += [f"seconds_{phase}" for phase in COLLECT]
     lone = runs.loc[runs["method"] == "alone", ["role", "seed", *cost]]
     lone = lone.rename(columns={name: f"lone_{name}" for name in cost})
     swarm = runs.loc[
@@ -105,7 +111,9 @@ def pairs(tables: Tables) -> pd.DataFrame:
 def compare(tables: Tables, level: float = LEVEL) -> pd.DataFrame:
     """Each pair's numbers, one row a (swarm run, node): the columns of `economics` before averaging.
 
-    Costs are per iteration. Traffic is the larger of bytes sent and received: a link carries both at once.
+    Costs are per iteration. Traffic is the larger of bytes sent and received: a link carries both at once. Seconds to
+    collect are those until the samples to train on are there, but for moving bytes: sampling, grading and the
+    exchange's own work (encoding, decoding, checking what peers claim).
     """
     rows = []
     for pair in pairs(tables).to_dict("records"):
@@ -115,8 +123,8 @@ def compare(tables: Tables, level: float = LEVEL) -> pd.DataFrame:
         for who, prefix in (("swarm", ""), ("alone", "lone_")):
             n = pair[f"{prefix}iterations"]
             row[f"{who}_tokens"] = pair[f"{prefix}tokens_generated"] / n
-            row[f"{who}_seconds_sample"] = pair[f"{prefix}seconds_sample"] / n
-        row["seconds_saved"] = row["alone_seconds_sample"] - row["swarm_seconds_sample"]
+            row[f"{who}_seconds_collect"] = sum(pair[f"{prefix}seconds_{phase}"] for phase in COLLECT) / n
+        row["seconds_saved"] = row["alone_seconds_collect"] - row["swarm_seconds_collect"]
         row["bytes_sent"] = pair["bytes_sent"] / pair["iterations"]
         row["traffic"] = max(pair["bytes_sent"], pair["bytes_received"]) / pair["iterations"]
         known = not (swarm.empty or lone.empty)
@@ -124,8 +132,7 @@ def compare(tables: Tables, level: float = LEVEL) -> pd.DataFrame:
         row["alone_accuracy"] = lone["accuracy"].iloc[-1] if known else math.nan
         row["gain"] = row["swarm_accuracy"] - row["alone_accuracy"]
         for cost in ("tokens", "seconds"):
-            same = accuracy_at(lone, swarm[cost].iloc[-1], cost) if known else math.nan
-            row[f"gain_equal_{cost}"] = row["swarm_accuracy"] - same
+            row[f"gain_equal_{cost}"] = gain_at_equal(swarm, lone, cost) if known else math.nan
         row["alone_tokens_to_level"] = row["swarm_tokens_to_level"] = math.nan
         if known and lone["accuracy"].iloc[-1] > lone["accuracy"].iloc[0]:
             first, last = lone["accuracy"].iloc[0], lone["accuracy"].iloc[-1]
@@ -142,7 +149,7 @@ COLUMNS = [
     *KEYS, "label", "seeds", "alone_accuracy", "swarm_accuracy", "gain", "gain_low", "gain_high",
     "alone_tokens", "swarm_tokens", "gain_equal_tokens", "gain_equal_tokens_low", "gain_equal_tokens_high",
     "gain_equal_seconds", "gain_equal_seconds_low", "gain_equal_seconds_high",
-    "reached", "alone_tokens_to_level", "swarm_tokens_to_level", "alone_seconds_sample", "swarm_seconds_sample",
+    "reached", "alone_tokens_to_level", "swarm_tokens_to_level", "alone_seconds_collect", "swarm_seconds_collect",
     "seconds_saved", "seconds_saved_low", "seconds_saved_high", "bytes_sent", "traffic", "break_even",
 ]  # fmt: skip
 
@@ -152,14 +159,14 @@ def economics(tables: Tables, level: float = LEVEL) -> pd.DataFrame:
 
     alone_ and swarm_accuracy: validation accuracy (`primary_decoding`) after the last iteration, a fraction. gain: their
     paired difference, with its 95 % t-interval (empty for one seed). tokens: own tokens generated an
-    iteration. gain_equal_tokens: accuracy at the swarm's end less Alone's when it had generated as many
-    tokens; gain_equal_seconds: when it had worked as long, over the seeds in which Alone worked that long at all (a
-    swarm's node trains on as many samples). tokens_to_level: own tokens until `level` of Alone's total gain, over the
-    seeds where both get there (`reached`). seconds_sample: an iteration's sampling; seconds_saved: the difference. bytes_sent:
-    an iteration; traffic: the larger of sent and received. break_even: bandwidth (bytes/s) at which an
-    iteration's traffic takes as long as the sampling that it saves; above it joining saves time, inf where
-    no sampling time was saved. Empty where no swarm run has an Alone of its role and seed; accuracies are
-    nan without validation.
+    iteration. gain_equal_tokens: accuracy less Alone's when both had generated as many tokens; gain_equal_seconds:
+    when both had worked as long (a swarm's node samples less and trains on as many samples, so either may end first:
+    `gain_at_equal`). tokens_to_level: own tokens until `level` of Alone's total gain, over the seeds where both get
+    there (`reached`). seconds_collect: an iteration's sampling, grading and exchange, without the time that bytes take
+    on a network, which runs in one process don't have; seconds_saved: the difference. bytes_sent: an iteration;
+    traffic: the larger of sent and received. break_even: bandwidth (bytes/s) at which an iteration's traffic takes as
+    long as was saved; above it joining saves time, inf where nothing was saved. Empty where no swarm run has an Alone
+    of its role and seed; accuracies are nan without validation.
     """
     each = compare(tables, level)
     if each.empty:

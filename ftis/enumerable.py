@@ -101,6 +101,8 @@ class Part:
     logp_gen: Tensor
     n: int
     own: bool
+    left_out: Tensor | None = None
+    """(S,) bool: completions that count in the advantages and have no update; None: none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +158,8 @@ def update_weights(objective: Objective, problem: Problem, part: Part, advantage
     mask = torch.ones_like(gen, dtype=torch.bool)
     own, width = torch.full((s * g,), part.own), torch.full((s * g,), length)
     loss = grpo_loss(objective, logp, gen, mask, advantages_SG.flatten(), own, width)
-    return -torch.autograd.grad(loss.total, logp)[0].unflatten(0, (s, g))
+    weights = -torch.autograd.grad(loss.total, logp)[0].unflatten(0, (s, g))
+    return weights if part.left_out is None else weights * ~part.left_out[:, None, None]
 
 
 def group_moments(

@@ -19,6 +19,7 @@ from itertools import pairwise, product
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -48,7 +49,7 @@ from ftis.provenance import provenance
 VOCABULARY, LENGTH = 4, 4
 GROUP, PROMPTS = 12, 24
 """G, and B over the swarm, both the paper's for its size pairs."""
-PROBLEMS = 6
+PROBLEMS = 12
 DISTANCES = (0.0, 0.03, 0.1, 0.3, 0.6, 1.0, 2.0, 4.0)
 """True KL(gen || theta) over a completion, nats; a completion has LENGTH tokens, so 1 is 0.25 a token,
 as 50 is at 200 tokens."""
@@ -200,8 +201,12 @@ def threshold(method: str) -> float | None:
     return G if METHODS[method].filtered else None
 
 
-def case_groups(case: Case, problem: Problem, gens: Sequence[Tensor], own: dict) -> list[tuple[Moments, int]]:
-    """The groups of an update with how many of each, own ones first; `own` caches their moments.
+def case_groups(
+    case: Case, problem: Problem, gens: Sequence[Tensor], seen: dict
+) -> list[tuple[Moments, int]]:
+    """The groups of an update with how many of each, own ones first.
+
+    seen: moments of groups that one node samples, by (objective, node); cases share them, and they are added to.
 
     gens: token log-probs (S, L) of the foreign nodes. Vertical: prompts / nodes groups of G each node.
     Horizontal: as many groups as prompts, G / nodes completions from each node.
@@ -211,10 +216,11 @@ def case_groups(case: Case, problem: Problem, gens: Sequence[Tensor], own: dict)
         share = GROUP // case.nodes
         parts = [Part(logp, share, True), *(Part(gen, share, False) for gen in gens)]
         return [(group_moments(case.objective, problem, parts), case.prompts)]
-    if case.objective not in own:
-        own[case.objective] = group_moments(case.objective, problem, [Part(logp, GROUP, True)])
-    foreign = [group_moments(case.objective, problem, [Part(gen, GROUP, False)]) for gen in gens]
-    return [(moments, case.prompts // case.nodes) for moments in (own[case.objective], *foreign)]
+    for node, gen in enumerate([logp, *gens]):
+        if (case.objective, node) not in seen:
+            part = Part(gen, GROUP, node == 0)
+            seen[case.objective, node] = group_moments(case.objective, problem, [part])
+    return [(seen[case.objective, node], case.prompts // case.nodes) for node in range(case.nodes)]
 
 
 def measures(
@@ -260,46 +266,44 @@ def cosine(a: Tensor, b: Tensor) -> float:
 # ---------------------------------------------------------------- the study's tables
 
 KEYS = ("block", "kind", "distance", "method", "g", "cap", "split", "nodes", "prompts")
+READ = ("kl_estimator", "filter_rule", "weight_level")
+"""Readings that a block varies."""
 SPREAD = ("cosine", "relative_bias", "progress_lr", "progress_norm")
 """Measures that also get their quartiles over problems, as _low and _high."""
 
 
-def instances() -> Iterator[tuple[Problem, str, float, list[Tensor]]]:
-    """(problem, kind, distance, logits of two foreign nodes) of everything that is studied."""
+def instances() -> Iterator[tuple[int, Problem, str, float, list[Tensor]]]:
+    """(number, problem, kind, distance, logits of two foreign nodes) of everything that is studied."""
     for seed, kind in product(range(PROBLEMS), KINDS):
         problem = make_problem(seed, CHANCES.get(kind, USUAL))
         experts = [expert(problem, kind, seed + other) for other in (0, 500)]
         for distance in DISTANCES:
-            yield problem, kind, distance, [at_distance(problem, e, distance) for e in experts]
+            yield seed, problem, kind, distance, [at_distance(problem, e, distance) for e in experts]
 
 
 def study() -> pd.DataFrame:
-    """exact.csv: one row a (case, kind, distance), means over PROBLEMS problems of `measures`.
-
-    Columns: KEYS, kl_estimator, filter_rule, weight_level, p_theta and p_gen (chance of a right
-    completion of the learner and of the first foreign node), the measures, and quartiles of SPREAD.
-    """
-    everything, rows, seen, own = cases(), [], None, {}
-    for problem, kind, distance, logits in instances():
+    """One row a (problem, case, kind, distance): KEYS, READ, p_theta and p_gen (chance of a right completion of the
+    learner and of the first foreign node), and the `measures`."""
+    everything, rows, own, last = cases(), [], {}, None
+    for number, problem, kind, distance, logits in instances():
         gens = [token_logps(problem, gen) for gen in logits]
-        if problem is not seen:
-            seen, own = problem, {}
-        alone_case = Case("alone", "alone", nodes=1)
-        alone = case_groups(alone_case, problem, [], own)[0][0]
+        if problem is not last:
+            last, own = problem, {}
+        seen = dict(own)
+        alone = case_groups(Case("alone", "alone", nodes=1), problem, [], seen)[0][0]
         chances = {"p_theta": success(problem, problem.theta), "p_gen": success(problem, logits[0])}
         for case in everything:
-            groups = case_groups(case, problem, gens[: case.nodes - 1], own)
-            row = {name: kind if name == "kind" else distance if name == "distance" else getattr(case, name)
-                   for name in KEYS}  # fmt: skip
-            names = ("kl_estimator", "filter_rule", "weight_level")
-            row |= {name: getattr(case.readings, name) for name in names}
-            rows.append({**row, **chances, **measures(case, problem, groups, alone)})
-    return over_problems(pd.DataFrame(rows), [*KEYS, *names], SPREAD)
+            groups = case_groups(case, problem, gens[: case.nodes - 1], seen)
+            row = {name: getattr(case, name, None) for name in KEYS} | {"kind": kind, "distance": distance}
+            row |= {name: getattr(case.readings, name) for name in READ}
+            rows.append({"problem": number, **row, **chances, **measures(case, problem, groups, alone)})
+        own = {key: moments for key, moments in seen.items() if key[1] == 0}
+    return pd.DataFrame(rows)
 
 
 def over_problems(rows: pd.DataFrame, keys: Sequence[str], spread: Sequence[str]) -> pd.DataFrame:
-    """Means over the rows of equal `keys`, with the quartiles of `spread` behind."""
-    groups = rows.groupby(list(keys), sort=False, dropna=False)
+    """Means over the problems of rows of equal `keys`, with the quartiles of `spread` behind."""
+    groups = rows.drop(columns="problem").groupby(list(keys), sort=False, dropna=False)
     bands = {
         f"{name}_{end}": groups[name].quantile(q)
         for name, (end, q) in product(spread, (("low", 0.25), ("high", 0.75)))
@@ -322,19 +326,46 @@ def estimator_moments(problem: Problem, gen_SL: Tensor, threshold: float) -> lis
 
 
 def kl_study() -> pd.DataFrame:
-    """exact_kl.csv: one row a (kind, distance, estimator), means over problems.
+    """One row a (problem, kind, distance, estimator).
 
     Columns: mean and sd (nats) of the estimate of one completion, over_g its chance to exceed g = G, bias
     against the true KL(gen || theta) = distance, reverse the true KL(theta || gen).
     """
     rows = []
-    for problem, kind, distance, (logits, _) in instances():
+    for number, problem, kind, distance, (logits, _) in instances():
         gen = token_logps(problem, logits)
+        where = {"problem": number, "kind": kind, "distance": distance}
         reverse = kl(token_logps(problem, problem.theta), gen)
         for row in estimator_moments(problem, gen, G):
             bias = row["mean"] - distance
-            rows.append({"kind": kind, "distance": distance, **row, "bias": bias, "reverse": reverse})
-    return over_problems(pd.DataFrame(rows), ("kind", "distance", "estimator"), ())
+            rows.append({**where, **row, "bias": bias, "reverse": reverse})
+    return pd.DataFrame(rows)
+
+
+def halves_study() -> pd.DataFrame:
+    """What foreign successes and foreign failures are each good for: one row a (problem, kind, distance, method,
+    left_out).
+
+    left_out: the foreign completions without an update: none, failures or successes (their rewards still count in the
+    advantages). Columns: `measures`, of which foreign_cosine is that of what is left.
+    """
+    rows = []
+    for number, problem, kind, distance, (logits, _) in instances():
+        logp, gen = token_logps(problem, problem.theta), token_logps(problem, logits)
+        alone = group_moments(Case("halves", "alone").objective, problem, [Part(logp, GROUP, True)])
+        for method in ("nois", "tis"):
+            case = Case("halves", method)
+            own = group_moments(case.objective, problem, [Part(logp, GROUP, True)])
+            for left_out, those in (
+                ("none", None),
+                ("failures", problem.rewards == 0),
+                ("successes", problem.rewards == 1),
+            ):
+                foreign = group_moments(case.objective, problem, [Part(gen, GROUP, False, those)])
+                groups = [(moments, PROMPTS // 2) for moments in (own, foreign)]
+                where = {"problem": number, "kind": kind, "distance": distance, "method": method}
+                rows.append({**where, "left_out": left_out, **measures(case, problem, groups, alone)})
+    return pd.DataFrame(rows)
 
 
 RATE, ITERATIONS, RUNS = 5.0, 50, 4
@@ -364,10 +395,10 @@ def train(problem: Problem, logits: Sequence[Tensor], case: Case) -> Iterator[li
 
 
 def training_study() -> pd.DataFrame:
-    """exact_training.csv: one row a (kind, start, method, node, step), means over RUNS problems.
+    """One row a (problem, kind, start, method, node, step), of the first RUNS problems.
 
     Two nodes train together, the second a stronger expert at `start` nats. Columns: reward, the chance of
-    a right completion, with quartiles; kl, the true KL(other node || node) in nats.
+    a right completion; kl, the true KL(other node || node) in nats.
     """
     rows = []
     for seed, (kind, start), method in product(range(RUNS), STARTS, METHODS):
@@ -380,10 +411,23 @@ def training_study() -> pd.DataFrame:
             logps = [token_logps(node, node.theta) for node in nodes]
             for k, role in enumerate(NODES):
                 rows.append(
-                    {"kind": kind, "start": start, "method": method, "node": role, "step": step,
+                    {"problem": seed, "kind": kind, "start": start, "method": method, "node": role, "step": step,
                      "reward": success(nodes[k], nodes[k].theta), "kl": kl(logps[1 - k], logps[k])}
                 )  # fmt: skip
-    return over_problems(pd.DataFrame(rows), ("kind", "start", "method", "node", "step"), ("reward",))
+    return pd.DataFrame(rows)
+
+
+TABLES = {
+    "exact": (study, (*KEYS, *READ), SPREAD),
+    "exact_kl": (kl_study, ("kind", "distance", "estimator"), ()),
+    "exact_halves": (
+        halves_study,
+        ("kind", "distance", "method", "left_out"),
+        ("foreign_cosine", "progress_norm"),
+    ),
+    "exact_training": (training_study, ("kind", "start", "method", "node", "step"), ("reward",)),
+}
+"""By name: what computes its rows, which columns tell them apart beside the problem, and which get quartiles."""
 
 
 # ---------------------------------------------------------------- findings and files
@@ -398,7 +442,7 @@ def crossing(distances: Sequence[float], values: Sequence[float], level: float) 
 
 
 def findings(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """exact_findings.csv: topic, finding, where, value, unit, each computed from the tables of `make_exact`.
+    """topic, finding, where, value, unit, each computed from the tables of `make_exact`.
 
     "Worth" is the gain in reward of a step of fixed norm (progress_norm), where 1 would be a step along
     grad J without noise.
@@ -449,6 +493,21 @@ def findings(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
             add(
                 "filter", f"g of the largest worth, {METHODS[method].label}, of {listed}", where, best, "nats"
             )
+    halves = tables["exact_halves"].set_index(["left_out", "method", "distance"]).sort_index()
+    for method, left_out, distance in product(("nois", "tis"), ("failures", "successes"), (1.0, 2.0)):
+        rest = "successes" if left_out == "failures" else "failures"
+        name, where = METHODS[method].label, f"KL = {distance:g}, all kinds"
+        at = halves.loc[left_out, method, distance]
+        add(
+            "halves",
+            f"cosine of foreign {rest} to grad J, {name}",
+            where,
+            at["foreign_cosine"].mean(),
+            "cosine",
+        )
+        whole = halves.loc["none", method, distance]["progress_norm"].mean()
+        change = at["progress_norm"].mean() - whole
+        add("halves", f"change of worth without foreign {left_out}, {name}", where, change, "difference")
     caps = data[(data["block"] == "cap") & (data["method"] == "tis") & (data["distance"] == 1)]
     for cap, level in (*((c, "token") for c in CAPS), (CAP, "sequence"), (math.inf, "sequence")):
         part = caps[(caps["cap"] == cap) & (caps["weight_level"] == level)]
@@ -472,12 +531,38 @@ def findings(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def standard_errors(rows: Mapping[str, pd.DataFrame], found: pd.DataFrame) -> list[float]:
+    """Of each finding over problems, by the jackknife: from the same finding with each problem left out in turn.
+
+    rows: the tables by problem. nan of one problem, and where leaving one out changes what is named (the best g, say) or
+    makes it infinite.
+    """
+    if min(PROBLEMS, RUNS) < 2:
+        return [math.nan] * len(found)
+    names, without = ["topic", "finding", "where"], []
+    for left_out in range(PROBLEMS):
+        kept = {name: table[table["problem"] != left_out] for name, table in rows.items()}
+        again = findings(averages(kept)).set_index(names)["value"]
+        without.append(again.reindex(pd.MultiIndex.from_frame(found[names])).to_numpy(float))
+    problems = np.where(found["topic"] == "training", RUNS, PROBLEMS)
+    # A table without that problem gives the finding itself, which adds nothing.
+    away = np.square(np.array(without) - found["value"].to_numpy(float)).sum(0)
+    return np.sqrt((problems - 1) / problems * away).tolist()
+
+
+def averages(rows: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+    return {name: over_problems(rows[name], keys, spread) for name, (_, keys, spread) in TABLES.items()}
+
+
 def make_exact(out: Path) -> None:
-    """Write exact.csv, exact_kl.csv, exact_training.csv, exact_findings.csv, the figures and provenance.json, what they
-    were made with, into `out`."""
+    """Write the means over problems of each of TABLES, exact_findings.csv (`findings`, and se, their standard errors
+    over problems), the figures and provenance.json, what they were made with, into `out`."""
     made = json.dumps(provenance(), indent=1) + "\n"  # at the start: of the code that runs
-    tables = {"exact": study(), "exact_kl": kl_study(), "exact_training": training_study()}
-    tables["exact_findings"] = findings(tables)
+    rows = {name: compute() for name, (compute, *_) in TABLES.items()}
+    tables = averages(rows)
+    found = findings(tables)
+    errors = [f"{error:.2g}" if math.isfinite(error) else "" for error in standard_errors(rows, found)]
+    tables["exact_findings"] = found.assign(se=errors)
     files = {
         f"{name}.csv": table.to_csv(index=False, float_format="%.4g", lineterminator="\n").encode()
         for name, table in tables.items()

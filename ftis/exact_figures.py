@@ -302,10 +302,43 @@ def training(data: pd.DataFrame) -> Figure:
     return figure
 
 
+def halves(data: pd.DataFrame) -> Figure:
+    """What foreign successes and failures are each good for."""
+    kinds, distances = list(TITLES), sorted(set(data["distance"]))
+    series = {  # what is left out, what is left, how it looks
+        "failures": ("successes", {"color": COLOURS["tis"], "marker": "^"}),
+        "successes": ("failures", {"color": COLOURS["nois"], "marker": "v"}),
+    }
+    figure, axes = panels(4, kinds, 8.6)
+    for method, upper, lower in (("nois", axes[0], axes[1]), ("tis", axes[2], axes[3])):
+        name, part = METHODS[method].label, data[data["method"] == method]
+        for kind, cosine, worth in zip(kinds, upper, lower, strict=True):
+            curves = part[part["kind"] == kind]
+            whole = curves[curves["left_out"] == "none"].set_index("distance")["progress_norm"]
+            for left_out, (rest, style) in series.items():
+                curve = curves[curves["left_out"] == left_out]
+                style = {**style, "markersize": 4.5, "linewidth": 1.4}
+                lines(cosine, curve, "foreign_cosine", distances, **style, label=f"foreign {rest}")
+                change = curve.set_index("distance")["progress_norm"].reindex(distances) - whole
+                worth.plot(range(len(distances)), change, **style)
+            worth.axhline(0, color="black", linewidth=0.8)
+            at_distances(worth, distances, lower is axes[-1])
+        upper[0].set_ylabel(f"{name}: cosine\nto grad J")
+        lower[0].set_ylabel(f"{name}: change of\nworth if only these")
+    finish(
+        figure,
+        axes[0][0],
+        "What foreign successes and foreign failures point at, and what a step of only one of them loses (exact)",
+        f"{BAND} The own groups stay whole; what is left out still counts in the advantages. Two nodes, vertical.",
+    )
+    return figure
+
+
 FIGURES = {
     "exact_bias": (bias, "exact"),
     "exact_progress": (progress, "exact"),
     "exact_filter": (filter_map, "exact"),
+    "exact_halves": (halves, "exact_halves"),
     "exact_cap": (cap, "exact"),
     "exact_kl": (estimators, "exact_kl"),
     "exact_training": (training, "exact_training"),

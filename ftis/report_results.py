@@ -74,6 +74,10 @@ EXACT = {
         ("filter",),
         "at which distance and threshold g the filter makes a step worth more (orange) or less (violet).",
     ),
+    "exact_halves": (
+        ("halves",),
+        "whether foreign successes or foreign failures point the right way, and what leaving the others out loses.",
+    ),
     "exact_cap": (
         ("cap",),
         "what a larger cap C wins in direction (top), costs in noise (middle), and what is left (bottom).",
@@ -440,7 +444,8 @@ def exact_study(study: Source | None) -> list[Block]:
         return [Missing("No folder of the exact study was given.")]
     about = Text(
         "A policy small enough to enumerate: what each method's update is on average and how much it "
-        "scatters, computed, without seeds or standard errors. docs/exact.md says what it can show."
+        "scatters, computed and not sampled. Problems are drawn at random: se is the standard error over them. "
+        "docs/exact.md says what it can show."
     )
     others = {path.stem for path in study.folder.glob("*.png")} - set(EXACT)
     there, missing = study.split([*EXACT, *sorted(others)], "{}.png")
@@ -512,10 +517,10 @@ def joining(source: Source) -> list[Block]:
     heads += ["Gain, equal seconds", "95 % interval"]
     heads += ["Own tokens / alone", "Traffic", "Break-even"]
     caption = (
-        "Gains over alone in points of validation accuracy, at the end, when alone had sampled as many tokens, "
-        "and when it had worked as long (over the seeds in which it worked that long at all). Tokens and traffic an "
-        "iteration. Break-even: the bandwidth above which the exchange takes less time than "
-        "the sampling that it saves here; a dash where a saving isn't established (its 95 % interval reaches 0)."
+        "Gains over alone in points of validation accuracy: at the end, when both had sampled as many tokens, and "
+        "when both had worked as long (where the first of the two ends). Tokens and traffic an iteration. Break-even: "
+        "the bandwidth above which moving the bytes takes less time than joining saves here in sampling, grading and "
+        "checking; a dash where a saving isn't established (its 95 % interval reaches 0)."
     )
     return [Table(heads, rows, caption), Fold("All columns of economics.csv", [any_table(table)])]
 

@@ -232,7 +232,7 @@ def test_level_but_not_slower_fails_and_says_so():
     found = row(make_tables(), 5)
     assert found["verdict"] == "fails"
     assert found["component"] == "Alone - F-TIS, early, mean"
-    assert found["note"] == "a difference of 0.02 or more is excluded"
+    assert found["note"] == "a difference of 0.02 or more is excluded; 12 of its 13 parts hold"
 
 
 def test_some_needs_one_model_and_names_it(worlds):
@@ -244,6 +244,13 @@ def test_some_needs_one_model_and_names_it(worlds):
 def test_a_fall_of_ftis_too_refutes_claim_8():
     found = row(make_tables(AS_CLAIMED | {(size("ftis", 50), SMALL, "last"): -0.06}), 8)
     assert (found["verdict"], found["component"]) == ("fails", "F-TIS, last - middle")
+
+
+def test_parts_that_hold_are_named_where_the_claim_does_not():
+    # Large g helps the large model late as claimed, and doesn't touch the small one early.
+    world = {key: value for key, value in AS_CLAIMED.items() if key[2] != "early" or "g" not in key[0]}
+    note = row(make_tables(world), 7)["note"]
+    assert note.endswith("; 1 of its 2 parts holds: “F-TIS rises with log g, end” (base_large)")
 
 
 def test_opposite_is_told_from_too_small(worlds):
@@ -477,7 +484,7 @@ def test_notes_say_how_much_the_filter_dropped():
 
 def test_a_gain_where_level_was_claimed_is_told_from_a_loss():
     world = AS_CLAIMED | {("peft_large-ftis-g50-vertical", "base_large_lora", "end"): 0.06}
-    assert row(make_tables(world), 5)["note"] == "above by more than 0.02"
+    assert row(make_tables(world), 5)["note"] == "above by more than 0.02; 12 of its 13 parts hold"
 
 
 def test_statistics_by_hand():

@@ -6,11 +6,11 @@ import pandas as pd
 import pytest
 
 from ftis.economics import (
-    accuracy_at,
     break_even,
     curve,
     curves,
     economics,
+    gain_at_equal,
     make_economics,
     paper_scale,
     tokens_to,
@@ -22,13 +22,28 @@ ALONE = {42: (0.2, 0.5, 0.6), 43: (0.2, 0.4, 0.6)}
 SWARM = {42: (0.2, 0.5, 0.7), 43: (0.2, 0.4, 0.6)}
 
 
-def add(tables, run, setup, method, role, seed, node, accuracies, tokens, seconds, sent, received, **other):
+def add(
+    tables,
+    run,
+    setup,
+    method,
+    role,
+    seed,
+    node,
+    accuracies,
+    tokens,
+    seconds,
+    sent,
+    received,
+    exchange=0.0,
+    **other,
+):
     fields = {"g": "", "split": "", "variant": "", "label": role.upper(), **other}
     tables["runs"].append(
         {"run": run, "setup": setup, "method": method, "seed": seed, "node": node, "role": role, "iterations": 10,
          "tokens_generated": 10 * tokens, "tokens_trained": 1000, "bytes_sent": 10 * sent,
          "bytes_received": 10 * received, "seconds_sample": 10 * seconds, "seconds_grade": 1.0,
-         "seconds_exchange": 0.1, "seconds_update": 5.0, "commit": "", "recipe": "", **fields}
+         "seconds_exchange": 10 * exchange, "seconds_update": 5.0, "commit": "", "recipe": "", **fields}
     )  # fmt: skip
     for step in range(1, 11):
         tables["training"].append(
@@ -54,7 +69,7 @@ def tables(seeds=(42, 43), variant=False):
             add(found, f"alone-{role}-s{seed}", role, "alone", role, seed, 0, ALONE[seed], 100, 4.0, 0, 0)
             add(
                 found, f"size_base-ftis-g50-vertical-s{seed}", "size_base", "ftis", role, seed, node, SWARM[seed],
-                50, 2.5, 400, 600, g="50", split="vertical",
+                50, 2.5, 400, 600, exchange=0.3, g="50", split="vertical",
             )  # fmt: skip
     if variant:
         add(found, "v", "size_base", "ftis", "base_small", 42, 0, (0, 0, 0), 1, 9.0, 1, 1, g="50", split="vertical",
@@ -66,13 +81,30 @@ def test_curve_and_interpolation():
     lone = curve(tables(), "alone-base_small-s42", 0)
     spent = {"tokens": [0, 500, 1000], "seconds": [0, 22.5, 45], "bytes": [0, 0, 0]}
     assert lone.to_dict("list") == {"step": [0, 5, 10], **spent, "accuracy": [0.2, 0.5, 0.6]}
-    assert accuracy_at(lone, 250) == pytest.approx(0.35)
-    assert accuracy_at(lone, 33.75, "seconds") == pytest.approx(0.55)
-    assert math.isnan(accuracy_at(lone, 1001))
     # 0.56 lies six tenths of the way from 0.5 to 0.6.
     assert tokens_to(lone, 0.56) == pytest.approx(800)
     assert tokens_to(lone, 0.2) == 0
     assert math.isnan(tokens_to(lone, 0.61))
+
+
+def test_gain_at_equal_reads_both_where_the_first_ends():
+    found = tables()
+    lone, swarm = curve(found, "alone-base_small-s42", 0), curve(found, "size_base-ftis-g50-vertical-s42", 0)
+    # After 500 tokens the swarm has ended at 0.7, Alone is at its second validation, 0.5.
+    assert gain_at_equal(swarm, lone, "tokens") == pytest.approx(0.7 - 0.5)
+    # A node that takes twice as long (60 s) is read where Alone ends (45 s), half way from 0.5 to 0.7.
+    slow = swarm.assign(seconds=2 * swarm["seconds"])
+    assert gain_at_equal(slow, lone, "seconds") == pytest.approx(0.6 - 0.6)
+    assert gain_at_equal(lone, slow, "seconds") == pytest.approx(0)
+
+
+def test_every_seed_counts_at_equal_seconds():
+    found = tables()
+    slow = found["training"]["run"] == "size_base-ftis-g50-vertical-s43"
+    found["training"].loc[slow, "seconds"] *= 2
+    # Seed 43 takes 60 s: at Alone's 45 it is half way from 0.4 to 0.6, and Alone at 0.6.
+    expected = ((0.7 - (0.5 + 0.1 / 3)) + (0.5 - 0.6)) / 2
+    assert economics(found)["gain_equal_seconds"].tolist() == pytest.approx([expected, expected])
 
 
 def test_break_even():
@@ -99,10 +131,10 @@ def test_economics_by_hand():
     # validations: 250 + 0.3 * 250 and 250 + 0.8 * 250.
     assert row["alone_tokens_to_level"] == pytest.approx((800 + 900) / 2)
     assert row["swarm_tokens_to_level"] == pytest.approx((325 + 450) / 2)
-    # 1.5 s of sampling saved an iteration, the larger direction carries 600 bytes.
-    assert row["seconds_saved"] == pytest.approx(1.5)
+    # 1.5 s of sampling saved an iteration, 0.3 s spent on the exchange; the larger direction carries 600 bytes.
+    assert row["alone_seconds_collect"] == pytest.approx(4.1) and row["seconds_saved"] == pytest.approx(1.2)
     assert row["bytes_sent"] == 400 and row["traffic"] == 600
-    assert row["break_even"] == pytest.approx(400)
+    assert row["break_even"] == pytest.approx(500)
 
 
 def test_one_seed_has_no_interval():
@@ -122,7 +154,7 @@ def test_a_level_that_is_never_reached():
 def test_without_validation_costs_remain():
     found = tables()
     row = economics({**found, "validation": pd.DataFrame()}).iloc[0]
-    assert row["break_even"] == pytest.approx(400)
+    assert row["break_even"] == pytest.approx(500)
     assert math.isnan(row["gain"]) and row["reached"] == 0
 
 

@@ -108,6 +108,42 @@ def test_group_of_an_own_and_a_foreign_coin():
     assert kl(gen, own(problem)) == pytest.approx(0.25 * math.log(0.5) + 0.75 * math.log(1.5))
 
 
+def test_completions_left_out_have_no_update_and_count_in_advantages():
+    problem = small()
+    gen, right = foreign(problem, 0.5), problem.rewards == 1
+    whole, failures, successes, neither = (
+        group_moments(objective("nois"), problem, [Part(gen, 4, False, left_out)])
+        for left_out in (None, right, ~right, torch.ones_like(right))
+    )
+    assert torch.allclose(failures.mean + successes.mean, whole.mean, atol=1e-13)
+    assert failures.mean.norm() > 0.01 and successes.mean.norm() > 0.01
+    assert neither.mean.abs().max() == neither.square == 0
+    # Without failures' updates a group of two coins moves only if one of them shows tails: chance 1/2,
+    # sqrt(1/2) (-1/2, 1/2), half of the whole group's step.
+    part = Part(own(coin()), 2, True, coin().rewards == 0)
+    half = group_moments(objective("alone"), coin(), [part])
+    assert half.mean.tolist()[0] == pytest.approx([-ROOT_HALF / 4, ROOT_HALF / 4])
+    assert half.square == pytest.approx(0.5 * 0.25)
+
+
+def test_standard_errors_of_a_mean_are_its_own(monkeypatch):
+    values = [0.1, 0.5, 0.2, 0.6]
+    rows = {"exact": pd.DataFrame({"problem": range(4), "kind": "peer", "worth": values})}
+    monkeypatch.setattr(exact, "TABLES", {"exact": (None, ("kind",), ())})
+    monkeypatch.setattr(exact, "PROBLEMS", 4)
+    monkeypatch.setattr(exact, "RUNS", 4)
+
+    def found(tables):
+        value = tables["exact"]["worth"].iloc[0]
+        named = {"topic": "noise", "finding": f"best is {value > 0.3}", "where": "", "value": value}
+        return pd.DataFrame([{**named, "finding": "mean"}, named])
+
+    monkeypatch.setattr(exact, "findings", found)
+    mean, best = exact.standard_errors(rows, found(exact.averages(rows)))
+    assert mean == pytest.approx(pd.Series(values).sem())
+    assert math.isnan(best)  # without 0.6 the mean is below 0.3
+
+
 def test_crossing():
     assert crossing([0, 1, 3], [0.9, 0.8, 0.4], 0.6) == pytest.approx(2)
     assert crossing([0, 1], [0.9, 0.8], 0.6) == math.inf
@@ -319,9 +355,9 @@ def test_make_exact_writes_everything(tmp_path, monkeypatch):
     exact.make_exact(tmp_path)
     names = {path.name for path in tmp_path.iterdir()}
     figures = {f"{name}.{suffix}" for name in exact.FIGURES for suffix in ("pdf", "png")}
-    assert names == figures | {f"exact{part}.csv" for part in ("", "_kl", "_training", "_findings")} | {
-        "provenance.json"
-    }
+    assert names == figures | {
+        f"exact{part}.csv" for part in ("", "_kl", "_halves", "_training", "_findings")
+    } | {"provenance.json"}
     table = pd.read_csv(tmp_path / "exact.csv")
     near = table[(table["distance"] == 0) & (table["block"] == "methods")]
     assert near["relative_bias"].max() < 1e-6

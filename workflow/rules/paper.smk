@@ -163,11 +163,11 @@ rule exact:
     output:
         expand(
             "paper_figures/exact/exact{table}.csv",
-            table=["", "_kl", "_training", "_findings"],
+            table=["", "_kl", "_halves", "_training", "_findings"],
         ),
         expand(
             "paper_figures/exact/exact_{figure}.{end}",
-            figure=["bias", "progress", "filter", "cap", "kl", "training"],
+            figure=["bias", "progress", "filter", "halves", "cap", "kl", "training"],
             end=["pdf", "png"],
         ),
         "paper_figures/exact/provenance.json",

@@ -534,24 +534,24 @@ def findings(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 def standard_errors(rows: Mapping[str, pd.DataFrame], found: pd.DataFrame) -> list[float]:
     """Of each finding over problems, by the jackknife: from the same finding with each problem left out in turn.
 
-    rows: the tables by problem. nan of one problem, and where leaving one out changes what is named (the best g, say) or
-    makes it infinite.
+    rows: the tables by problem. nan of one problem, of a choice (the best g), and where leaving a problem out changes
+    what is named or makes it infinite.
     """
     if min(PROBLEMS, RUNS) < 2:
         return [math.nan] * len(found)
     names, without = ["topic", "finding", "where"], []
     for left_out in range(PROBLEMS):
-        kept = {name: table[table["problem"] != left_out] for name, table in rows.items()}
-        again = findings(averages(kept)).set_index(names)["value"]
+        means = {
+            name: over_problems(rows[name][rows[name]["problem"] != left_out], keys, ())
+            for name, (_, keys, _) in TABLES.items()
+        }
+        again = findings(means).set_index(names)["value"]
         without.append(again.reindex(pd.MultiIndex.from_frame(found[names])).to_numpy(float))
     problems = np.where(found["topic"] == "training", RUNS, PROBLEMS)
     # A table without that problem gives the finding itself, which adds nothing.
     away = np.square(np.array(without) - found["value"].to_numpy(float)).sum(0)
-    return np.sqrt((problems - 1) / problems * away).tolist()
-
-
-def averages(rows: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
-    return {name: over_problems(rows[name], keys, spread) for name, (_, keys, spread) in TABLES.items()}
+    chosen = found["finding"].str.startswith("g of the largest worth")
+    return np.where(chosen, math.nan, np.sqrt((problems - 1) / problems * away)).tolist()
 
 
 def make_exact(out: Path) -> None:
@@ -559,7 +559,7 @@ def make_exact(out: Path) -> None:
     over problems), the figures and provenance.json, what they were made with, into `out`."""
     made = json.dumps(provenance(), indent=1) + "\n"  # at the start: of the code that runs
     rows = {name: compute() for name, (compute, *_) in TABLES.items()}
-    tables = averages(rows)
+    tables = {name: over_problems(rows[name], keys, spread) for name, (_, keys, spread) in TABLES.items()}
     found = findings(tables)
     errors = [f"{error:.2g}" if math.isfinite(error) else "" for error in standard_errors(rows, found)]
     tables["exact_findings"] = found.assign(se=errors)

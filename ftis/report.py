@@ -265,14 +265,11 @@ def recorded(source: Source) -> list[Block]:
 
 def commits(source: Source) -> list[Block]:
     runs = read_runs(source)
-    by = [name for name in ("commit", "recipe") if name in runs]
-    counts = runs.groupby(by)["run"].nunique().reset_index()
-    rows = [[*(str(cell) or "unknown" for cell in row[:-1]), number(row[-1])] for row in counts.to_numpy()]
-    return [
-        Table(
-            [*map(str.capitalize, by), "Runs"], rows, "What the runs were made with (+: uncommitted changes)."
-        )
-    ]
+    counts = runs.groupby("commit")["run"].nunique()
+    rows = [[str(commit) or "unknown", number(count)] for commit, count in counts.items()]
+    made = Table(["Commit", "Runs"], rows, "What the runs were made with (+: uncommitted changes).")
+    recipes = runs[["run", "recipe"]].drop_duplicates().astype(str).to_numpy().tolist()
+    return [made, Fold("Recipe of each run", [Table(["Run", "Recipe"], recipes)])]
 
 
 def flat(value: Any) -> str:

@@ -35,10 +35,9 @@ def assert_same_table(made: pd.DataFrame, stored: pd.DataFrame) -> None:
     assert list(made) == list(stored) and len(made) == len(stored)
     for column in made:
         numbers = [pd.to_numeric(frame[column], errors="coerce") for frame in (made, stored)]
-        if numbers[1].notna().any():
-            assert_frame_equal(numbers[0].to_frame(), numbers[1].to_frame(), rtol=1e-3, atol=2e-5)
-        else:
-            assert list(made[column]) == list(stored[column]), column
+        assert_frame_equal(numbers[0].to_frame(), numbers[1].to_frame(), rtol=1e-3, atol=2e-5)
+        texts = [frame[column][numbers[1].isna()] for frame in (made, stored)]
+        assert list(texts[0]) == list(texts[1]), column
 
 
 def test_claims_and_economics_are_those_of_the_tidy_tables(tier, tmp_path):
@@ -87,6 +86,28 @@ def test_readme_shows_the_published_claims():
     assert publish.claims_table(PUBLISHED / "tiny/claims.csv") in readme
     for picture in re.findall(r"!\[.*?\]\((\S+?)\)", readme):
         assert (PUBLISHED.parents[1] / picture).is_file(), picture
+
+
+@pytest.mark.skipif("tiny" not in TIERS, reason="no results of the tiny tier are published")
+def test_tables_of_the_notes_are_those_of_the_ablations():
+    """Each "effect [low, high]" in a table of docs/tiny.md stands in the ablation's CSV."""
+    notes = (PUBLISHED.parents[1] / "docs/tiny.md").read_text()
+    sections = re.findall(r"^## Ablation `(\w+)`.*?$(.*?)(?=^## )", notes, flags=re.DOTALL | re.MULTILINE)
+    assert {name for name, _ in sections} == {
+        path.stem.removeprefix("ablation-") for path in (PUBLISHED / "tiny").glob("ablation-*.csv")
+    }
+    number = r"-?\d+\.\d"
+    for name, text in sections:
+        table = pd.read_csv(PUBLISHED / f"tiny/ablation-{name}.csv")
+        there = set()
+        for effect in ("difference", "over_alone"):
+            columns = 100 * table[[effect, f"{effect}_low", f"{effect}_high"]].dropna()
+            there |= {
+                tuple(f"{value:.1f}".replace("-0.0", "0.0") for value in row) for row in columns.to_numpy()
+            }
+        rows = "\n".join(line for line in text.splitlines() if line.startswith("|"))
+        shown = re.findall(rf"({number}) \[({number}), ({number})\]", rows)
+        assert shown and set(shown) <= there, (name, set(shown) - there)
 
 
 def test_published_files_are_small_and_name_their_commit(tier):

@@ -198,7 +198,8 @@ def test_every_section_shows_its_numbers(folder):
     assert f"XS base F-TIS, g = 50, vertical {found}" in words["economics"]
     assert "Tokens a second Seconds saved 500 86.4" in words["economics"]
     assert "Alone 8 100.0 100.0" in words["answers"] and "NoIS 8 0.0 0.0" in words["answers"]
-    assert "commit 0123abc" in words["provenance"] and "r1 3" in words["provenance"]
+    assert "commit 0123abc" in words["provenance"] and "Commit Runs 0123abc 3" in words["provenance"]
+    assert "Recipe of each run Run Recipe alone r1 nois r1" in words["provenance"]
 
 
 def test_captions_say_what_the_curves_show(folder):

@@ -21,10 +21,14 @@ class LeftOut(UserError):
 
 
 class Roll:
-    """The nodes that were left out since the run was (re)started, and those that were out `before`."""
+    """The nodes that were left out since the run was (re)started, and those that were out `before`.
 
-    def __init__(self, path: Path, node: int, before: Lost):
-        self.path, self.node, self.before = path, node, before
+    Entries are only ever added to the file: those in its first `earlier` bytes are of earlier starts. Nobody removes
+    them, since a node that starts can't be sure that no other is reading them.
+    """
+
+    def __init__(self, path: Path, node: int, before: Lost, earlier: int = 0):
+        self.path, self.node, self.before, self.earlier = path, node, before, earlier
 
     def read(self) -> dict[int, int]:
         """Everyone who is out. Raises LeftOut if this node is among them."""
@@ -42,7 +46,7 @@ class Roll:
         return lost
 
     def _read(self, handle) -> dict[int, int]:
-        handle.seek(0)
+        handle.seek(self.earlier)
         lines = [line.split() for line in handle if line.endswith("\n")]  # not one that is being written
         lost = {**self.before, **{int(peer): int(iteration) for peer, iteration in lines}}
         if self.node in lost:

@@ -64,6 +64,11 @@ def train_node(
         address_file(shared, node).unlink(missing_ok=True)
         if is_finished(out, recipe):
             return
+        _refuse_late(out, node, len(config.nodes))
+        roll_file = shared / "lost"
+        with open(roll_file, "a") as roll:  # opened, so that a network's file system looks at how long it is
+            roll_bytes = roll.tell()
+        state.remove_partial(folder)
         state.refuse_other_transport(shared, recipe, "processes")
         if config.threads:
             torch.set_num_threads(config.threads)
@@ -74,10 +79,11 @@ def train_node(
             _digest(policy.tokenizer.get_vocab()),
             tuple(sorted(policy.stop_ids)),
             tuple((c.step, dict(c.lost)) for c in checkpoints.values()),
+            roll_bytes,
         )
-        (shared / "lost").unlink(missing_ok=True)  # of an earlier life: nobody adds to it before all have met
         met = join(shared, node, len(config.nodes), swarm.run_id, facts, host, JOIN_S)
         with contextlib.ExitStack() as undo:
+            undo.enter_context(state.in_training(folder))
             for connection, _ in met.values():
                 undo.callback(connection.close)
             everyone = {node: facts} | {peer: theirs for peer, (_, theirs) in met.items()}
@@ -88,7 +94,9 @@ def train_node(
             if node in before:
                 print(f"node {node} was lost at iteration {before[node]} and stays out", file=sys.stderr)
                 return
-            roll = Roll(shared / "lost", node, before)
+            # The least: a node that was started again while all met may have seen what they have added since.
+            earlier = min(f.roll_bytes for f in everyone.values())
+            roll = Roll(roll_file, node, before, earlier)
             swarm.transport = SocketTransport(
                 node,
                 {k: connection for k, (connection, _) in met.items()},
@@ -101,6 +109,16 @@ def train_node(
             for line in swarm.iterations(folder, done):
                 report(step=line["step"], reward=line["nodes"][0]["reward"], lost=dict(swarm.transport.lost))
             _finish(swarm, out, roll, report)
+
+
+def _refuse_late(out: Path, node: int, nodes: int) -> None:
+    """Raise UserError where other nodes train already, which they don't before they have met every node: they have
+    lost an earlier process of this one, and wait for none."""
+    if any(state.is_training(out / "state" / f"node{k}") for k in range(nodes) if k != node):
+        raise UserError(
+            f"{out}: the run goes on without node {node}; wait for its end, or stop the other nodes and then start "
+            "all nodes again"
+        )
 
 
 def _finish(swarm: Swarm, out: Path, roll: Roll, report: Callable[..., None]) -> None:

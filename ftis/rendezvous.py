@@ -25,7 +25,7 @@ from pydantic.dataclasses import dataclass
 
 from ftis.errors import UserError
 
-MAGIC, VERSION = b"FTIH", 1
+MAGIC, VERSION = b"FTIH", 2
 _HELLO = struct.Struct("<4sH8sH16s")  # magic, version, run, node, challenge
 _LENGTH = struct.Struct("<I")
 _PROOF_BYTES = 32
@@ -44,6 +44,8 @@ class Facts:
     stop_ids: tuple[int, ...]
     checkpoints: tuple[tuple[int, dict[int, int]], ...]
     """(iteration, who was out by then) of its sound checkpoints."""
+    roll_bytes: int
+    """Size of the roll (`ftis.membership`) when it started: what is there is of earlier starts."""
 
 
 _FACTS = TypeAdapter(Facts)

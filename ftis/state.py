@@ -82,6 +82,27 @@ def _lock_file(folder: Path, wait: bool, kind: int) -> TextIO:
         handle.close()
 
 
+@contextlib.contextmanager
+def in_training(folder: Path) -> Iterator[None]:
+    """Let `is_training` see that the node whose state is in `folder` has met the others, until this process ends."""
+    with open(folder / "training", "a") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)  # waits for those who look, and they don't stay
+        yield
+
+
+def is_training(folder: Path) -> bool:
+    """Whether the node whose state is in `folder` trains, as `in_training` tells."""
+    try:
+        with open(folder / "training") as handle:
+            # Shared: two who look at the same time don't take each other for it.
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
 def remove_partial(out: Path) -> None:
     """Remove what a killed process was writing when it died. The caller holds the run's lock alone."""
     for path in out.rglob(".*.partial"):

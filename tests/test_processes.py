@@ -136,6 +136,65 @@ def test_three_nodes_started_singly_are_the_same_run_as_in_one_process(tiny, tmp
             assert 0 < node["bytes_sent"] < 2 * plain
 
 
+def singly(config, out: Path, node: int) -> subprocess.Popen:
+    """The process of one node, as started by hand."""
+    line = command(config, out, "--node", str(node), "--host", "127.0.0.1")
+    return subprocess.Popen(line, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_lost_node_that_is_started_again_beside_the_others_is_refused(tiny, tmp_path, victim):
+    """It has nothing to go on with, and must not touch what the others know of its loss."""
+    out, survivor = tmp_path / "run", 1 - victim
+    config = build(tiny, iterations=8)
+    started = [singly(config, out, k) for k in range(2)]
+    try:
+        wait_for(lambda: iterations_done(out, victim) >= 2)
+        started[victim].kill()
+        roll = out / "state/lost"
+        wait_for(lambda: roll.exists() and roll.read_text().endswith("\n"))
+        os.kill(started[survivor].pid, signal.SIGSTOP)  # so that it is still there when the other has started
+        known = roll.read_text()
+        again = singly(config, out, victim)
+        try:
+            said = again.communicate(timeout=300)[1]
+        finally:
+            again.kill()
+        assert again.returncode == 2 and f"error: {out}: the run goes on without node {victim}; wait" in said
+        assert roll.read_text() == known and known.startswith(f"{victim} ")
+        os.kill(started[survivor].pid, signal.SIGCONT)
+        said = started[survivor].communicate(timeout=300)[1]
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+    assert started[survivor].returncode == 0, said
+    final = json.loads((out / "final.json").read_text())
+    assert [node["node"] for node in final["lost"]] == [victim]
+    assert [node["node"] for node in final["nodes"]] == [survivor]
+    assert [line["step"] for line in metrics(out)] == list(range(9))
+
+
+def test_nodes_started_singly_that_are_all_killed_go_on_and_may_come_one_after_the_other(pair, tmp_path):
+    config, whole = pair
+    out = tmp_path / "run"
+    started = [singly(config, out, k) for k in range(2)]
+    wait_for(lambda: iterations_done(out, 1) >= 2)
+    for process in started:
+        process.kill()
+        process.communicate()
+    (out / "state/node1/.step-000009.partial").mkdir()
+    (out / "state/lost").write_text("1 3\n")  # as if one had seen the other's end before its own
+    first = singly(config, out, 1)
+    wait_for(lambda: (out / "state/node1/address.json").exists())
+    started = [singly(config, out, 0), first]
+    said = [process.communicate(timeout=300)[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0], said
+    assert all("going on after iteration" in text for text in said)
+    assert_same_run(whole, out)
+    assert not list((out / "state/node1").glob(".*.partial"))
+
+
 @pytest.mark.parametrize(("blow", "split"), [("SIGKILL", "vertical"), ("SIGSTOP", "horizontal")])
 def test_the_others_finish_without_a_node_that_is_lost(tiny, tmp_path, capsys, blow, split):
     out = tmp_path / "run"

@@ -30,7 +30,7 @@ def message(step: int, node: int, tokens: int = 3) -> bytes:
 
 
 def facts(node: int) -> Facts:
-    return Facts("digest", (node, 7), ((4, {}), (2, {5: 1})))
+    return Facts("digest", (node, 7), ((4, {}), (2, {5: 1})), 0)
 
 
 def in_threads(calls: list) -> list:
@@ -196,6 +196,15 @@ def test_the_first_entry_stands_and_those_before_are_kept(tmp_path):
     with open(tmp_path / "lost", "a") as handle:
         handle.write("0 ")  # half an entry
     assert rolls[0].read() == {3: 2, 2: 5}
+
+
+def test_who_was_out_at_an_earlier_start_is_not_out_now(tmp_path):
+    path = tmp_path / "lost"
+    path.write_text("1 6\n0 ")  # and half an entry, cut off by a kill
+    rolls = [Roll(path, k, {}, path.stat().st_size) for k in range(2)]
+    assert rolls[0].read() == rolls[1].read() == {}
+    assert rolls[1].strike(2, 9) == rolls[0].read() == {2: 9}
+    assert path.read_text().startswith("1 6\n"), "who reads an earlier one still finds it"
 
 
 @pytest.mark.parametrize(

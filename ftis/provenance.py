@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
@@ -111,13 +112,34 @@ def write_atomic(path: Path, text: str) -> None:
 
 @contextmanager
 def write_folder(out: Path) -> Iterator[Path]:
-    """A folder to fill, which then replaces `out` by a rename: a folder named `out` is always whole."""
-    partial = out.parent / f".{out.name}.partial-{os.getpid()}"
+    """A folder to fill, which then replaces `out` by a rename: a folder named `out` is always whole.
+
+    Half a folder is removed after an error, and by the next call on this machine after a kill.
+    """
+    stem = f".{out.name}.{os.uname().nodename}-"
+    for left in out.parent.glob(f"{glob.escape(stem)}*.partial"):
+        if _has_ended(left.name.removeprefix(stem).removesuffix(".partial")):
+            shutil.rmtree(left, ignore_errors=True)
+    partial = out.parent / f"{stem}{os.getpid()}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    yield partial
-    shutil.rmtree(out, ignore_errors=True)
-    partial.rename(out)
+    try:
+        yield partial
+        shutil.rmtree(out, ignore_errors=True)
+        partial.rename(out)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _has_ended(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, ValueError):  # another user's; no process
+        pass
+    return False
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -1,8 +1,11 @@
 """The tiny problems, tokenizer and warm starts."""
 
 import json
+import os
 import random
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -13,6 +16,8 @@ from ftis import tiny_data
 from ftis.config import parse
 from ftis.errors import UserError
 from ftis.policy import load_tokenizer
+from ftis.provenance import write_folder
+from ftis.state import remove_partial
 from ftis.tiny import (
     EOS,
     KINDS,
@@ -215,6 +220,25 @@ def test_warm_start_follows_from_its_seed_and_loads(folder):
         tokenizer.pad_token_id,
     )
     assert model.config.eos_token_id == tokenizer.eos_token_id and model.config.bos_token_id is None
+
+
+def test_half_a_folder_is_left_by_no_error_and_after_a_kill_by_no_later_write(tmp_path):
+    out = tmp_path / "model[1]"
+    with pytest.raises(KeyboardInterrupt), write_folder(out) as partial:
+        (partial / "half").touch()
+        raise KeyboardInterrupt
+    assert not list(tmp_path.iterdir())
+
+    kill = "import os, sys\nfrom ftis.provenance import write_folder\nfrom pathlib import Path\n"
+    kill += "with write_folder(Path(sys.argv[1])): os.kill(os.getpid(), 9)"
+    assert subprocess.run([sys.executable, "-c", kill, out], check=False).returncode == -9
+    (left,) = tmp_path.iterdir()
+    lives = tmp_path / f".{out.name}.{os.uname().nodename}-{os.getppid()}.partial"
+    lives.mkdir()
+    with write_folder(out):
+        assert lives.exists() and not left.exists()
+    remove_partial(tmp_path)  # of a run that nobody else trains
+    assert [path.name for path in tmp_path.iterdir()] == ["model[1]"]
 
 
 def test_errors_say_what_to_do(folder, tmp_path):

@@ -65,26 +65,25 @@ class Samples:
 
 
 def update_metrics(
-    collected: Sequence[dict[str, Any]], objective: Objective, samples: Samples, mini_batches: int
+    collected: Sequence[dict[str, Any]], objective: Objective, samples: Samples
 ) -> dict[str, Any]:
     """Statistics over an iteration's micro-batches, split by origin (own, foreign).
 
-    The loss is the mean over all completions that were trained on, filtered ones as 0. `collected` holds each micro-batch's rows, logp, logp_gen, mask, entropy and the filter's outcome.
+    The loss is the mean over all completions that were trained on, filtered ones as 0. `collected` holds each
+    micro-batch's rows, logp, logp_gen, mask, entropy, the filter's outcome and how many updates came before it.
     Log-ratios are those at the moment of a sample's own update. The sampler-trainer mismatch is over own
-    samples of the first mini-batch, before any weight has moved.
+    samples of the first update, before any weight has moved.
     """
     if not collected:
         return {"loss": 0.0, "entropy": None, "filtered": {}, "kl": {}, "weight": {}, "mismatch": None}
     origin: dict[str, list[dict[str, np.ndarray]]] = {"own": [], "foreign": []}
     entropy, mismatch = [], []
-    seen, first = 0, len(np.concatenate([c["rows"] for c in collected])) / mini_batches
     for c in collected:
         mask, d = c["mask"], c["logp_gen"] - c["logp"]
         own = torch.from_numpy(samples.own[c["rows"]])
         entropy.append(c["entropy"][mask & own[:, None]])
-        if seen < first:
+        if not c["updates"]:
             mismatch.append(-d[mask & own[:, None]])
-        seen += len(own)
         kl = {
             f"{name}_{how}": sequence_kl(estimator(d), mask, how).numpy()
             for name, estimator in KL_ESTIMATORS.items()
@@ -101,7 +100,7 @@ def update_metrics(
     }
     present = {who: part for who, part in joined.items() if len(part["filtered"])}
     everything = np.concatenate([part["filtered"] for part in joined.values()])
-    entropies, log_ratio = torch.cat(entropy), torch.cat(mismatch).double()
+    entropies, log_ratio = torch.cat(entropy), torch.cat([torch.zeros(0), *mismatch]).double()
     return {
         "loss": sum(c["loss"] for c in collected) / len(everything),
         "entropy": float(entropies.mean()) if len(entropies) else None,

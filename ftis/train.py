@@ -510,8 +510,8 @@ class Participant:
                 found: list[dict[str, Any]] = []
                 norm = self._update((step, k), samples, advantages, mini[used[mini]], unseen, start, found)
                 if norm is not None:
+                    collected += [c | {"updates": len(norms)} for c in found]
                     norms.append(norm)
-                    collected += found
         own = next(rollouts for _, sender, rollouts in batch if sender == self.index)
         verdicts = self.verdicts
         return {
@@ -531,7 +531,7 @@ class Participant:
             "learning_rate": self.optimizer.param_groups[0]["lr"],
             "tokens_generated": len(own.tokens),
             "tokens_trained": int(samples.length[used].sum()),
-            **update_metrics(collected, self.objective, samples, optim.mini_batches),
+            **update_metrics(collected, self.objective, samples),
         }
 
     def _micro_batches(self, samples: Samples, index: np.ndarray) -> list[np.ndarray]:

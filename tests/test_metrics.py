@@ -126,7 +126,7 @@ def samples_of(own):
     return Samples([[0]] * n, [floats(0)] * n, [floats(0)] * n, one, one > 0, np.array(own), one, one, one)
 
 
-def micro_batch(rows, log_r, *, entropy=0.0, loss=0.0, filtered=None, bad=None, far=None):
+def micro_batch(rows, log_r, updates=0, *, entropy=0.0, loss=0.0, filtered=None, bad=None, far=None):
     """What the trainer collects of a micro-batch: log-ratios of each completion's tokens, NaN in the padding."""
     width = max(map(len, log_r))
     mask = torch.tensor([[i < len(row) for i in range(width)] for row in log_r])
@@ -134,6 +134,7 @@ def micro_batch(rows, log_r, *, entropy=0.0, loss=0.0, filtered=None, bad=None, 
     no = [False] * len(rows)
     return {
         "rows": np.array(rows),
+        "updates": updates,
         "logp": logp,
         "logp_gen": torch.full(logp.shape, -3.0),
         "mask": mask,
@@ -155,7 +156,7 @@ def test_filtered_shares_by_cause_and_origin():
     ]
     for c in collected:
         c |= {k: c[k].bool() for k in ("filtered", "bad", "far")}
-    out = update_metrics(collected, OBJECTIVE, samples, 1)
+    out = update_metrics(collected, OBJECTIVE, samples)
     assert out["filtered"] == pytest.approx({"all": 3 / 7, "own": 1 / 3, "foreign": 1 / 2})
     assert out["filter_causes"]["own"] == pytest.approx({"advantage": 2 / 3, "distance": 1 / 3})
     assert out["filter_causes"]["foreign"] == pytest.approx({"advantage": 3 / 4, "distance": 3 / 4})
@@ -167,7 +168,7 @@ def test_kl_quantiles_of_each_estimator():
     log_r = [[0.0], [-1.0], [-1.0] * 2, [-1.0] * 3, [-1.0] * 4]
     # One foreign completion, d = log 2, -log 2: all its quantiles are its value.
     collected = [micro_batch([0, 1, 2], log_r[:3]), micro_batch([5, 4, 3], [[-LN2, LN2], log_r[4], log_r[3]])]
-    kl = update_metrics(collected, OBJECTIVE, samples, 1)["kl"]
+    kl = update_metrics(collected, OBJECTIVE, samples)["kl"]
     assert kl["own"]["gen_theta_sum"] == pytest.approx([4 * q for q in QUANTILES])
     # Their means are 0 1 1 1 1.
     assert kl["own"]["gen_theta_mean"] == pytest.approx(np.quantile([0, 1, 1, 1, 1], QUANTILES).tolist())
@@ -193,7 +194,7 @@ def test_weights_loss_and_entropy_by_origin():
         micro_batch([0], [[0.0, 0.0]], entropy=0.5, loss=1.0),
         micro_batch([1], [[-LN2, 0.0, 2 * LN2]], entropy=9.0, loss=2.0),
     ]
-    out = update_metrics(collected, OBJECTIVE, samples, 1)
+    out = update_metrics(collected, OBJECTIVE, samples)
     assert out["weight"]["own"] == pytest.approx({"mean": 1, "max": 1, "truncated": 0, "ess": 1})
     assert out["weight"]["foreign"] == pytest.approx(
         {"mean": 5.5 / 3, "max": 4, "truncated": 1 / 3, "ess": 7 / 9}
@@ -203,22 +204,20 @@ def test_weights_loss_and_entropy_by_origin():
 
 
 def test_mismatch_is_of_own_samples_before_any_step():
-    # The first mini-batch holds one own token, log r = .5: k3 = e^.5 - .5 - 1. Neither the foreign tokens
-    # (log r = 5) nor the second mini-batch's count.
+    # The first update holds one own token, log r = .5: k3 = e^.5 - .5 - 1. Neither the foreign tokens
+    # (log r = 5) nor the second update's count, which here has most of the completions.
     samples = samples_of([True, True, False, True])
-    collected = [
-        micro_batch([0], [[0.5]]),
-        micro_batch([2], [[5.0, 5.0]]),
-        micro_batch([1], [[3.0]]),
-        micro_batch([3], [[-0.5, -0.5]]),
-    ]
-    mismatch = update_metrics(collected, OBJECTIVE, samples, 2)["mismatch"]
+    batches = [([0], [[0.5]]), ([2], [[5.0, 5.0]]), ([1], [[3.0]]), ([3], [[-0.5, -0.5]])]
+    collected = [micro_batch(*batch, updates) for batch, updates in zip(batches, (0, 1, 1, 1))]
+    mismatch = update_metrics(collected, OBJECTIVE, samples)["mismatch"]
     assert mismatch["max"] == pytest.approx(0.5)
     assert mismatch["k3"] == pytest.approx(math.exp(0.5) - 1.5, abs=1e-6)
-    mismatch = update_metrics(collected, OBJECTIVE, samples, 1)["mismatch"]
+    mismatch = update_metrics([micro_batch(*batch) for batch in batches], OBJECTIVE, samples)["mismatch"]
     assert mismatch["max"] == pytest.approx(3)
     k3 = [math.exp(x) - x - 1 for x in (0.5, 3, -0.5, -0.5)]
     assert mismatch["k3"] == pytest.approx(sum(k3) / 4, rel=1e-6)
+    # All of the first mini-batch was skipped for its advantage of 0, and its update moved the weights.
+    assert update_metrics([micro_batch([0], [[0.5]], 1)], OBJECTIVE, samples)["mismatch"] is None
 
 
 def assert_json(value):
@@ -230,14 +229,12 @@ def assert_json(value):
 def test_metrics_are_json_without_nan(own):
     for log_ratio in (0.0, 80.0, -80.0):
         assert_json(
-            update_metrics(
-                [micro_batch([0, 1], [[log_ratio], [0.0, log_ratio]])], OBJECTIVE, samples_of(own), 1
-            )
+            update_metrics([micro_batch([0, 1], [[log_ratio], [0.0, log_ratio]])], OBJECTIVE, samples_of(own))
         )
 
 
 def test_nothing_trained():
-    out = update_metrics([], OBJECTIVE, samples_of([True]), 1)
+    out = update_metrics([], OBJECTIVE, samples_of([True]))
     assert_json(out)
     assert out["loss"] == 0
     assert out["mismatch"] is None
@@ -245,9 +242,7 @@ def test_nothing_trained():
 
 def test_only_foreign_samples_trained():
     # With `truncated: drop` all of a young model's own completions may have left the update.
-    out = update_metrics(
-        [micro_batch([1, 0], [[0.0], [0.0, -1.0]])], OBJECTIVE, samples_of([False, False]), 1
-    )
+    out = update_metrics([micro_batch([1, 0], [[0.0], [0.0, -1.0]])], OBJECTIVE, samples_of([False, False]))
     assert_json(out)
     assert out["mismatch"] is None
     assert out["entropy"] is None
@@ -255,7 +250,7 @@ def test_only_foreign_samples_trained():
 
 
 def test_only_foreign_samples_in_the_first_mini_batch():
-    collected = [micro_batch([1], [[0.0]]), micro_batch([0], [[0.0]])]
-    out = update_metrics(collected, OBJECTIVE, samples_of([True, False]), 2)
+    collected = [micro_batch([1], [[0.0]]), micro_batch([0], [[0.0]], 1)]
+    out = update_metrics(collected, OBJECTIVE, samples_of([True, False]))
     assert_json(out)
     assert out["mismatch"] is None

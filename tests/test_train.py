@@ -287,6 +287,14 @@ def test_skipping_zero_advantages_changes_no_gradient(make_config):
         make_config(optim={"skip_zero_advantage": True}, readings={"preset": "code"})
 
 
+def test_the_mismatch_is_before_any_step_however_many_completions_are_skipped(make_config):
+    """Mini-batches are unequal then: their share of what is computed doesn't tell where the first ends."""
+    optim = {"mini_batches": 3, "skip_zero_advantage": True, "micro_batch_tokens": 64}
+    swarm = Swarm(make_config(nodes=("base", "base"), optim=optim), "0" * 12)
+    found = [node["mismatch"] for step in (1, 2, 3) for node in swarm.iteration(step)["nodes"]]
+    assert all(mismatch and mismatch["max"] < 1e-4 for mismatch in found), found
+
+
 @pytest.mark.parametrize("method", ["nois", "vis", "tis", "fnois", "fvis", "ftis"])
 @pytest.mark.parametrize("split", ["vertical", "horizontal"])
 def test_equal_nodes_have_the_gradient_of_alone(make_config, method, split):

@@ -54,10 +54,14 @@ def main(argv: list[str] | None = None) -> int:
         return 130
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1, given {text!r}")
+def _whole(text: str, least: int = 0) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"must be a whole number from {least}, given {text!r}")
     return int(text)
+
+
+def _positive(text: str) -> int:
+    return _whole(text, least=1)
 
 
 def _not_negative(text: str) -> float:
@@ -67,6 +71,13 @@ def _not_negative(text: str) -> float:
         value = -1.0
     if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"must be a number from 0, given {text!r}")
+    return value
+
+
+def _temperature(text: str) -> float:
+    value = _not_negative(text)
+    if 0 < value < 1e-6:
+        raise argparse.ArgumentTypeError(f"must be 0 (greedy) or from 1e-6, given {text!r}")
     return value
 
 
@@ -124,9 +135,9 @@ def parser() -> argparse.ArgumentParser:
         option("--max-new-tokens", type=_positive, default=768, metavar="N", help="(default: %(default)s)"),
         option("--max-batch", type=_positive, default=32, metavar="N", help="sequences at a time (default: %(default)s)"),
         option("--samples", type=_positive, default=1, metavar="K", help="completions a problem: avg@K and pass@k (default: 1)"),
-        option("--temperature", type=_not_negative, default=0.0, help="0 is greedy (default: %(default)s)"),
+        option("--temperature", type=_temperature, default=0.0, help="0 is greedy (default: %(default)s)"),
         option("--shape", default="strict", help="format that is counted: strict, code, open, tag, boxed, any (default: %(default)s)"),
-        option("--seed", type=int, default=42, help="of the sampling (default: %(default)s)"),
+        option("--seed", type=_whole, default=42, help="of the sampling (default: %(default)s)"),
         option("--backend", default="transformers", help="transformers or vllm; vLLM must be installed (default: %(default)s)"),
         option("--resume", action="store_true", help="go on from what an interrupted call left in --out"),
         option("--device", default="auto", help="cpu, cuda, ... (default: %(default)s)"),
@@ -193,7 +204,7 @@ def parser() -> argparse.ArgumentParser:
         "warm-start", _warm_start, "train a tiny model that it makes, or a real one, on worked solutions",
         tier,
         option("--model", required=True, metavar="ROLE", help="base_small, base_large, coder_small or coder_large"),
-        option("--seed", type=int, required=True),
+        option("--seed", type=_whole, required=True),
         option("--tokenizer", type=Path, metavar="DIR", help="of tiny models (default: results/TIER/models/tokenizer)"),
         option("--data", type=Path, metavar="DIR", help="problems of tiny models (default: results/TIER/data)"),
         out,

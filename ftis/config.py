@@ -11,7 +11,7 @@ import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
@@ -113,7 +113,7 @@ class Node:
     """Hub revision (commit) of `model`."""
     lora: Lora | None = None
     """None: full fine-tuning."""
-    learning_rate: float = Field(default=1e-6, gt=0)
+    learning_rate: float = Field(default=1e-6, gt=0, allow_inf_nan=False)
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """bfloat16: forward and backward under autocast; weights and Adam's moments stay float32."""
     device: str = "auto"
@@ -137,7 +137,7 @@ class Dataset:
     split: Literal["train", "test"] = "train"
     limit: int | None = Field(default=None, ge=1)
     """Use this many problems."""
-    shuffle_seed: int | None = None
+    shuffle_seed: int | None = Field(default=None, ge=0)
     """Shuffle before `limit`; None: file order."""
 
 
@@ -151,7 +151,7 @@ class Rollout:
     """Completion budget; a completion that reaches it without eos is marked truncated."""
     max_total_tokens: int | None = Field(default=None, ge=2)
     """Budget for prompt and completion together, where the paper's code sets one (760)."""
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, ge=1e-6, allow_inf_nan=False)
     """Log-probs are those of the distribution at this temperature, in the sampler and in the trainer."""
     truncated: Literal["train", "drop"] = "train"
     """What the objective does with truncated completions; dropped ones leave numerator and denominator."""
@@ -164,14 +164,17 @@ class Rollout:
     key-value cache; it gives them up during the update."""
 
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
 @settings
 class Optim:
     """Adam and how an iteration's samples are cut up."""
 
     name: Literal["adam", "adamw"] = "adam"
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = Field(default=1e-8, gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    eps: float = Field(default=1e-8, gt=0, allow_inf_nan=False)
+    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     warmup: int = Field(default=0, ge=0)
     """Iterations of linear warm-up."""
     clip: float = Field(default=1.0, gt=0)
@@ -240,7 +243,7 @@ class RunConfig:
     optim: Optim = Optim()
     checkpoint_every: int = Field(default=10, ge=1)
     """Iterations between resumable states."""
-    threads: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1, le=4096)
     """torch CPU threads of a process; None: torch's default."""
     transport: Literal["local", "processes"] = "local"
     """local: all nodes in one process; processes: a process for each node, which exchange over TCP. The result

@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, NonNegativeInt, TypeAdapter, model_validator
@@ -96,7 +96,7 @@ class Ablation:
 class Grid:
     """`workflow/config/grid.yaml`."""
 
-    seeds: tuple[int, ...] = Field(min_length=1)
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
     """The first N are used."""
     setups: dict[str, Setup]
     methods: tuple[str, ...]

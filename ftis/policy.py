@@ -178,7 +178,12 @@ def pick_device(name: str = "auto", turn: int = 0) -> torch.device:
         name = f"cuda:{turn % gpus}" if gpus else "cpu"
     if name.startswith("cuda") and not gpus:
         raise UserError(f"device: {name!r} was asked for, but torch sees no GPU; use 'auto' or 'cpu'")
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(
+            f"device: torch knows none by the name {name!r}; use 'auto', 'cpu' or 'cuda:0'"
+        ) from None
     if device.type == "cuda" and (device.index or 0) >= gpus:
         raise UserError(
             f"device: {name!r} was asked for, but torch sees {gpus} GPU{'s' * (gpus > 1)}, cuda:0 "
@@ -319,7 +324,10 @@ def add_lora(lm: nn.Module, lora: Lora, seed: int, revision: str | None) -> nn.M
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = get_peft_model(lm, config, revision=revision)
+        try:
+            model = get_peft_model(lm, config, revision=revision)
+        except ValueError as error:
+            raise UserError(f"lora.target_modules: {error}") from None
     # A set, whose order differs from process to process: the same adapter must be saved as the same files.
     config.target_modules = sorted(config.target_modules)
     return model

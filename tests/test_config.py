@@ -1,5 +1,7 @@
 """Settings: presets, refusals, and what of them decides a run's result."""
 
+from math import inf, nan
+
 import pytest
 
 from ftis.config import RUN_CONFIG, Readings, parse, recipe_hash
@@ -43,6 +45,16 @@ def test_readings_that_are_no_mapping_are_never_taken_for_the_default(readings):
         ({"reward": "loose"}, "unknown format 'loose'"),
         ({"rollout": {"prompt": "chat-v9"}}, "unknown prompt 'chat-v9'"),
         ({"rollout": {"temperature": 0}}, "rollout.temperature"),
+        ({"rollout": {"temperature": 1e-40}}, "rollout.temperature"),
+        ({"rollout": {"temperature": inf}}, "rollout.temperature: Input should be a finite number"),
+        ({"optim": {"betas": [1.0, 0.9]}}, "optim.betas.0: Input should be less than 1"),
+        ({"optim": {"betas": [0.9, -0.1]}}, "optim.betas.1"),
+        ({"optim": {"betas": [nan, 0.9]}}, "optim.betas.0"),
+        ({"optim": {"eps": inf}}, "optim.eps"),
+        ({"optim": {"weight_decay": inf}}, "optim.weight_decay"),
+        ({"nodes": [{"name": "a", "model": "m", "learning_rate": inf}]}, "nodes.0.learning_rate"),
+        ({"train": {"name": "gsm8k", "shuffle_seed": -1}}, "train.shuffle_seed"),
+        ({"threads": 2**31}, "threads"),
     ],
 )
 def test_combinations_that_make_no_sense(changes, says):

@@ -180,3 +180,10 @@ def test_a_saved_model_does_not_say_whether_the_hub_could_be_reached(tiny, tmp_p
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     load_policy(str(tiny / "base")).save(tmp_path / "without")
     assert sha256(tmp_path / "with") == sha256(tmp_path / "without")
+
+
+def test_names_that_torch_and_peft_do_not_know(tiny):
+    with pytest.raises(UserError, match="device: torch knows none by the name 'gpu'; use 'auto'"):
+        pick_device("gpu")
+    with pytest.raises(UserError, match=r"lora.target_modules: Target modules .*'nope'.* not found"):
+        load_policy(str(tiny / "base"), lora=Lora(r=4, target_modules=("nope",)))

@@ -237,6 +237,7 @@ def _train(arguments: argparse.Namespace) -> None:
         out = arguments.out or Path("results", arguments.tier, "runs", arguments.run)
     if arguments.transport:
         config = replace(config, transport=arguments.transport)
+    job = arguments.config is None
     if arguments.node is not None:
         node = _node(arguments.node, len(config.nodes))
         from ftis.node import train_alone, train_launched
@@ -244,16 +245,17 @@ def _train(arguments: argparse.Namespace) -> None:
         if arguments.launched:
             train_launched(config, out, node, *arguments.launched)
         else:
-            train_alone(config, out, node, arguments.host or socket.gethostname())
+            train_alone(config, out, node, arguments.host or socket.gethostname(), job)
         return
     # The grid's runs are jobs of the workflow. One may find its run in the hands of a process that nobody waits for
     # any more, left by a killed Snakemake or on a lost node: it lets that finish, and trains what is left to train.
+    # And it starts over what has been trained with a recipe that has changed since.
     with _gpus(arguments, "train"):
         if config.transport == "processes" and len(config.nodes) > 1:
             from ftis.launch import launch as train
         else:
             from ftis.train import train
-        train(config, out, wait=arguments.config is None)
+        train(config, out, job)
 
 
 def _node(given: str, nodes: int) -> int:

@@ -397,6 +397,25 @@ def recipe_hash(config: RunConfig) -> str:
     return hashlib.sha256(json.dumps(recipe(config), sort_keys=True).encode()).hexdigest()[:12]
 
 
+def differences(one: RunConfig, other: RunConfig) -> str:
+    """The settings that decide a result in which two runs differ: `seed: 1 there, 2 here`."""
+    there, here = _flat(recipe(one)), _flat(recipe(other))
+    return "; ".join(
+        f"{name}: {there.get(name, 'absent')} there, {here.get(name, 'absent')} here"
+        for name in {**there, **here}
+        if name not in there or name not in here or there[name] != here[name]
+    )
+
+
+def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    """Nested settings by their dotted names."""
+    if isinstance(value, list) and any(isinstance(part, dict) for part in value):
+        value = dict(enumerate(value))
+    if not isinstance(value, dict):
+        return {name: value}
+    return {k: v for key, part in value.items() for k, v in _flat(part, f"{name}.{key}".strip(".")).items()}
+
+
 def describe() -> str:
     """Every setting of a run with its type, default and meaning, as text read off the JSON schema."""
     schema = RUN_CONFIG.json_schema()

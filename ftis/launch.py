@@ -24,7 +24,7 @@ from tqdm import tqdm
 from ftis import state
 from ftis.config import RunConfig, recipe_hash
 from ftis.errors import UserError
-from ftis.train import is_finished, write_config
+from ftis.train import is_finished, refuse_other_settings, write_config
 
 SHOWN = 20
 """Last lines of a node's output that are kept for the report of its end."""
@@ -55,19 +55,20 @@ class _Child:
         return "\n  ".join([f"node {self.node} ({self.name}) {how}", *self.said])
 
 
-def launch(config: RunConfig, out: Path, wait: bool = False) -> None:
+def launch(config: RunConfig, out: Path, job: bool = False) -> None:
     """Run `config` in the folder `out` with a process for each node, going on from the newest iteration that all
     have a checkpoint of. Leaves the same files as `ftis.train.train`.
 
-    Another process that trains the run is an error, or with `wait` is waited for.
+    `job` is as in `ftis.train.train`.
     Raises UserError with the nodes' own words where the run isn't finished. A node that is lost on the way
     doesn't end the run: final.json and a warning say which, and from which iteration.
     """
     recipe = recipe_hash(config)
     fresh = not out.exists()
-    with state.run_lock(out / "state", wait) as lock:
-        if is_finished(out, recipe):
+    with state.run_lock(out / "state", wait=job) as lock:
+        if is_finished(out, config):
             return
+        refuse_other_settings(out, config, job)
         state.remove_partial(out)
         state.refuse_other_transport(out / "state", recipe, "processes")
         write_config(config, out)

@@ -24,7 +24,7 @@ from ftis.message import Message, encode, pack
 from ftis.orphans import die_with
 from ftis.provenance import write_json
 from ftis.rendezvous import Facts, address_file, join
-from ftis.train import Swarm, is_finished, largest_message, publish, write_config
+from ftis.train import Swarm, is_finished, largest_message, publish, refuse_other_settings, write_config
 from ftis.transport import SocketTransport
 
 JOIN_S = 1800.0
@@ -43,14 +43,20 @@ def train_launched(config: RunConfig, out: Path, node: int, launcher: int, repor
         train_node(config, out, node, "127.0.0.1", report)
 
 
-def train_alone(config: RunConfig, out: Path, node: int, host: str) -> None:
-    """`train_node` in a process that was started singly, by hand, srun or torchrun."""
+def train_alone(config: RunConfig, out: Path, node: int, host: str, job: bool = False) -> None:
+    """`train_node` in a process that was started singly, by hand, srun or torchrun. `job`: a run of the grid, which
+    starts over checkpoints of other settings."""
     with state.run_lock(out / "state", shared=True):
-        train_node(config, out, node, host)
+        train_node(config, out, node, host, job=job)
 
 
 def train_node(
-    config: RunConfig, out: Path, node: int, host: str, report: Callable[..., None] = lambda **_: None
+    config: RunConfig,
+    out: Path,
+    node: int,
+    host: str,
+    report: Callable[..., None] = lambda **_: None,
+    job: bool = False,
 ) -> None:
     """Train node `node` of `config` in the run's folder `out`, together with the processes of the other nodes.
 
@@ -62,9 +68,10 @@ def train_node(
     shared, folder = out / "state", out / "state" / f"node{node}"
     with state.run_lock(folder):
         address_file(shared, node).unlink(missing_ok=True)
-        if is_finished(out, recipe):
+        if is_finished(out, config):
             return
         _refuse_late(out, node, len(config.nodes))
+        refuse_other_settings(out, config, job)
         roll_file = shared / "lost"
         with open(roll_file, "a") as roll:  # opened, so that a network's file system looks at how long it is
             roll_bytes = roll.tell()
@@ -90,6 +97,12 @@ def train_node(
             _check_same_tokenizer(everyone, config)
             swarm.stop_at(frozenset().union(*(f.stop_ids for f in everyone.values())))
             done, before = agree({k: f.checkpoints for k, f in everyone.items()})
+            if not done and checkpoints:
+                print(
+                    f"warning: node {node}: no iteration has a checkpoint of every node; {len(checkpoints)} are "
+                    "removed, and the run starts over",
+                    file=sys.stderr,
+                )
             report(first=done)
             if node in before:
                 print(f"node {node} was lost at iteration {before[node]} and stays out", file=sys.stderr)

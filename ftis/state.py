@@ -177,6 +177,16 @@ def refuse_other_transport(folder: Path, recipe: str, transport: str) -> None:
         )
 
 
+def of_other_settings(folder: Path, recipe: str) -> list[Path]:
+    """The checkpoints in `folder` that are of another recipe."""
+    found = []
+    for path in checkpoints(folder):
+        with contextlib.suppress(OSError, ValueError, KeyError):  # damaged: nothing could go on from it
+            if json.loads((path / "checkpoint.json").read_text())["recipe"] != recipe:
+                found.append(path)
+    return found
+
+
 def checkpoints(folder: Path) -> list[Path]:
     """Checkpoints, newest first."""
     return sorted(folder.glob("step-*"), reverse=True)

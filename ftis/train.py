@@ -25,7 +25,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from ftis import state
-from ftis.config import RunConfig, load_run, recipe_hash, to_dict
+from ftis.config import RunConfig, differences, load_run, recipe_hash, to_dict
 from ftis.data import Problem, iteration_problems, load_problems
 from ftis.errors import UserError
 from ftis.evaluate import complete, completion_text, summary
@@ -48,19 +48,21 @@ from ftis.vllm_sampler import VllmSampler, require_vllm
 ROLLOUT, VALIDATION, MINI_BATCH, ADAPTER = range(4)
 
 
-def train(config: RunConfig, out: Path, wait: bool = False) -> None:
+def train(config: RunConfig, out: Path, job: bool = False) -> None:
     """Run `config` in the folder `out`, all nodes in this process, going on from its newest checkpoint if there
     is one. (`ftis.launch` runs a process for each node; the result is the same.)
 
-    Another process that trains it is an error, or with `wait` is waited for.
+    Another process that trains it, or checkpoints of other settings, are an error. A `job` of the workflow waits
+    for the one and starts over the others, since Snakemake asks for it where a recipe has changed.
     Writes config.yaml at the start, and at the end node{k}/, metrics.jsonl and, last of all, final.json.
     """
     recipe = recipe_hash(config)
     fresh = not out.exists()
     folder = out / "state"
-    with state.run_lock(folder, wait):
-        if is_finished(out, recipe):
+    with state.run_lock(folder, wait=job):
+        if is_finished(out, config):
             return
+        refuse_other_settings(out, config, job)
         state.remove_partial(out)
         state.refuse_other_transport(folder, recipe, "local")
         if config.threads:
@@ -83,20 +85,42 @@ def train(config: RunConfig, out: Path, wait: bool = False) -> None:
         publish(config, out, swarm.save(out), (folder / "metrics.jsonl").read_text(), {})
 
 
-def is_finished(out: Path, recipe: str) -> bool:
+def is_finished(out: Path, config: RunConfig) -> bool:
     """Whether the folder holds this run, finished. Raises UserError where it holds another."""
     if not (out / "final.json").exists():
         return False
-    try:
-        recorded = recipe_hash(load_run(out / "config.yaml"))
-    except UserError:
-        recorded = None
-    if recorded != recipe:
-        raise UserError(f"{out}: holds a finished run with other settings; remove it or choose another --out")
+    if other := _other_settings(out, config):
+        raise UserError(
+            f"{out}: holds a finished run with other settings ({other}); choose another --out, or remove it to start over"
+        )
     lost = json.loads((out / "final.json").read_text()).get("lost", ())
     without = "".join(f", without {node['name']} from iteration {node['iteration']}" for node in lost)
     print(f"{out}: this run is finished{without}; nothing to do", file=sys.stderr)
     return True
+
+
+def refuse_other_settings(out: Path, config: RunConfig, job: bool) -> None:
+    """Raise UserError where the folder holds checkpoints of other settings; for a `job` of the workflow remove them,
+    and say so."""
+    folders = [out / "state", *(out / "state").glob("node*")]
+    others = [path for folder in folders for path in state.of_other_settings(folder, recipe_hash(config))]
+    if not others:
+        return
+    other = _other_settings(out, config) or "made by another version of ftis"
+    holds = f"{out}: holds checkpoints of an unfinished run with other settings ({other})"
+    if not job:
+        raise UserError(f"{holds}; choose another --out, or remove it to start over")
+    print(f"warning: {holds}; they are removed, and the run starts over", file=sys.stderr)
+    for path in others:
+        shutil.rmtree(path, ignore_errors=True)  # another node may be at it, too
+
+
+def _other_settings(out: Path, config: RunConfig) -> str:
+    """How the run in the folder `out` differs, in words; empty where it has these settings."""
+    try:
+        return differences(load_run(out / "config.yaml"), config)
+    except UserError:
+        return "its config.yaml can't be read"
 
 
 def write_config(config: RunConfig, out: Path) -> None:

@@ -4,7 +4,7 @@ from math import inf, nan
 
 import pytest
 
-from ftis.config import RUN_CONFIG, Readings, parse, recipe_hash
+from ftis.config import RUN_CONFIG, Readings, differences, parse, recipe_hash
 from ftis.errors import UserError
 
 MINIMAL = {"name": "x", "train": {"name": "gsm8k"}, "nodes": [{"name": "a", "model": "m"}], "method": "alone"}
@@ -60,6 +60,16 @@ def test_readings_that_are_no_mapping_are_never_taken_for_the_default(readings):
 def test_combinations_that_make_no_sense(changes, says):
     with pytest.raises(UserError, match=says):
         two(**changes)
+
+
+def test_differences_name_the_settings_that_decide_a_result():
+    changed = two(seed=7, threads=3, optim={"betas": [0.9, 0.95]})
+    assert (
+        differences(two(), changed)
+        == "seed: 42 there, 7 here; optim.betas: [0.9, 0.999] there, [0.9, 0.95] here"
+    )
+    assert "nodes.1.model: absent there, m here" in differences(build(), two())
+    assert differences(two(), two(name="y", deadline=5, cap=2)) == ""
 
 
 def test_the_recipe_holds_what_decides_the_result_and_nothing_else():

@@ -17,8 +17,10 @@ from ftis import train as train_module
 from ftis.config import load_run
 from ftis.data import iteration_problems
 from ftis.errors import UserError
+from ftis.launch import launch
 from ftis.message import Message, encode
 from ftis.metrics import Samples
+from ftis.node import train_alone
 from ftis.provenance import sha256
 from ftis.train import Participant, Swarm, train
 from tests.parts import with_swapped_ids
@@ -240,10 +242,10 @@ def test_micro_batches_change_nothing(make_config):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
 
 
-def test_a_state_of_other_settings_is_cleared_not_kept_in_the_way(tiny, tmp_path, monkeypatch):
-    """Else each checkpoint of the new run would be pruned as the oldest, and every kill start it from 0."""
+def test_a_state_of_other_settings_is_refused_or_by_a_job_cleared(tiny, tmp_path, monkeypatch, capsys):
+    """Kept in the way, each checkpoint of the new run would be pruned as the oldest, and every kill start it from 0."""
 
-    def stop_after(step, config):
+    def stop_after(step, config, job=False):
         with monkeypatch.context() as patch:
             original = Swarm.iteration
             patch.setattr(
@@ -252,11 +254,24 @@ def test_a_state_of_other_settings_is_cleared_not_kept_in_the_way(tiny, tmp_path
                 lambda self, t: original(self, t) if t <= step else (_ for _ in ()).throw(Killed),
             )
             with pytest.raises(Killed):
-                train(config, tmp_path / "run")
+                train(config, tmp_path / "run", job)
         return [p.name for p in state.checkpoints(tmp_path / "run/state")]
 
-    assert stop_after(3, _build(tiny, iterations=5)) == ["step-000003", "step-000002"]
-    assert stop_after(1, _build(tiny, iterations=5, seed=7)) == ["step-000001"]
+    assert stop_after(3, _build(tiny, iterations=4)) == ["step-000003", "step-000002"]
+    before, changed = sha256(tmp_path / "run"), _build(tiny, iterations=5, seed=7)
+    says = r"run: holds checkpoints of an unfinished run with other settings \(seed: 42 there, 7 here; iterations: 4 there"
+    with pytest.raises(UserError, match=says):
+        train(changed, tmp_path / "run")
+    with pytest.raises(UserError, match=says):
+        launch(changed, tmp_path / "run")
+    assert sha256(tmp_path / "run") == before
+    with pytest.raises(UserError, match=says):
+        train_alone(changed, tmp_path / "run", 0, "127.0.0.1")
+    capsys.readouterr()
+    assert stop_after(1, changed, job=True) == ["step-000001"]
+    assert "5 here); they are removed, and the run starts over" in capsys.readouterr().err
+    assert stop_after(2, changed) == ["step-000002", "step-000001"]
+    assert "holds checkpoints" not in capsys.readouterr().err
 
 
 def test_micro_batches_count_a_groups_prompt_once(make_config):
@@ -419,7 +434,9 @@ def test_finished_and_foreign_folders(finished, tiny, tmp_path, capsys):
     before = sha256(out)
     train(config, out)
     assert "nothing to do" in capsys.readouterr().err and sha256(out / "node0") == sha256(out / "node0")
-    with pytest.raises(UserError, match="other settings"):
+    with pytest.raises(
+        UserError, match=r"finished run with other settings \(seed: 42 there, 7 here\); choose"
+    ):
         train(_build(tiny, iterations=4, seed=7), out)
     assert sha256(out) == before, "neither call touched the finished run"
 

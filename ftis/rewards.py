@@ -152,8 +152,9 @@ _LATEX = [
     (re.compile(r"\\(?:text|mbox|textbf|mathrm|mathbf|boxed|fbox)\s*\{([^{}]*)\}"), r" \1 "),
     (re.compile(r"\\[dtc]?frac\s*\{(\d+)\}\s*\{(\d+)\}"), r" \1/\2 "),
     (re.compile(r"\\approx(?![a-zA-Z])"), "="),
-    (re.compile(r"\^\s*\{?\s*\\circ\s*\}?"), "°"),
+    (re.compile(r"\^\s*(?:\{\s*)?\\circ\s*\}?"), "°"),
 ]
+_SPACES = re.compile(r"\s+")
 _DIGITS = re.compile(r"\.?\d(?:[\d.,\u2009]*\d)?(?:[eE][+-]?\d{1,2}(?!\w))?")
 _GROUPED = re.compile(
     r"(?:[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d{0,2}(?:\u2009\d{3})+|\d+)(?:\.\d+)?(?:[eE][+-]?\d{1,2})?|\.\d+"
@@ -202,6 +203,8 @@ def read_number(text: str) -> tuple[Fraction | int | None, str]:
             text = pattern.sub(new, text)
     if text.count("$") > 1:  # maths mode; money signs more than once change nothing either
         text = re.sub(r"(?<=\d)\$+(?=\d)", " ", text).replace("$", "")
+    # Patterns below with several optional spaces in a row would try every way to share a long run among them.
+    text = _SPACES.sub(_one_space, text)
     sides = re.split(r"==?", text)
     sides[-1] = _UNIT_POWER.sub("", sides[-1])
     if any(_SPOILER.search(side) for side in sides):
@@ -216,6 +219,11 @@ def read_number(text: str) -> tuple[Fraction | int | None, str]:
     ):
         return None, "contradiction"
     return _one_number(sides[-1].strip())
+
+
+def _one_space(run: re.Match) -> str:
+    """One character for a run of white space: a line's end, a thousands mark that stands alone, or a space."""
+    return "\n" if "\n" in run[0] else run[0] if run[0] == "\u2009" else " "
 
 
 def _one_number(text: str) -> tuple[Fraction | int | None, str]:

@@ -1,10 +1,12 @@
 """Verdicts: extraction, format, GSM8K, MATH, the golds' forms, false accepts, fuzz, `grade_file`."""
 
+import contextlib
 import io
 import json
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ftis import math_answers
 from ftis.errors import UserError
 from ftis.rewards import FORMATS, Verdict, extract, grade, grade_file, grade_many, is_fault, read_number
 
@@ -95,6 +98,8 @@ no  | 18 | 18 or twenty
 no  | 18 | not 18
 no  | 18 | it isn't 18
 no  | 18 | at least 18
+no  | 18 | at least  18
+no  | 18 | 18  squared
 no  | 18 | more than 18
 no  | 18 | > 18
 no  | 18 | <18
@@ -104,6 +109,8 @@ yes | 18000 | 18k
 no  | 18 | 18 thousand
 yes | 1500000 | 1.5 million
 yes | 1500000 | $1.5 million
+yes | 1500000 | 1.5  million
+no  | 5 | 5 \text{ million}
 yes | 18 | 1.8e1
 no  | 18 | 18 and a half
 no  | 18 | 18 1/2
@@ -767,6 +774,60 @@ def test_long_and_deep_completions_are_quick():
     verdicts = grade_many(items, limit_s=2)
     assert not any(v.answer for v in verdicts) and time.monotonic() - since < 30
     assert max(v.seconds for v in verdicts) < 3
+
+
+@contextlib.contextmanager
+def cpu_limit(seconds, what):
+    """Fails a test in the middle of a match, however loaded the machine is: a cubic pattern takes minutes."""
+
+    def stop(*_):
+        pytest.fail(f"more than {seconds} s for {what}")
+
+    old = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, old)
+
+
+# What a pattern here repeats, and what it looks for after a repetition.
+PUMPS = [
+    *(" ", "\n", " \n", "\u2009", "\u2003", "\x1c", "\x00", "*", "~", "a ", "a\u2003", "a", "a-", "a/", "a.", "'", '"'),
+    *("5", "5 ", "5,", ",", "1,234", ".", "5.", "5/", "5e", "%", "-", "- ", "+", "=", "=5", "x=", "<", "?", ";", "(", ")"),
+    *("minus ", "USD ", "or ", "is ", "the ", "million ", "<answer>", "<think>", "°", "÷", "²", "_", "^", "|", "[", "$", "$ "),
+    *("{", "}", "{}", "{,}", "\\", r"\$", r"\,", r"\!", r",\!", r"\\", r"\\[", r"\{", r"\boxed{", r"\boxed ", r"\boxed 5 "),
+    *(r"\text{", r"\text ", r"\text{a}", r"\frac", r"\frac1", r"\frac{1}", r"\quad", r"\circ", r"\pm ", r"\in ", r"\le "),
+    *("sqrt(", r"\begin{pmatrix}", r"\end{pmatrix}", r"\overline{"),
+]  # fmt: skip
+FRAMES = [
+    *("%s", "%s!", "The answer is%sabout 5", "$5%s}", "x =%s5", r"\text{%s}", "^%s", "a^%s!", "5/%s!", "5%s/5"),
+    *(r"\frac{5}{%s", r"\frac{%s}{5!}", "(" * 29 + "x = %s" + ")" * 29),
+]  # fmt: skip
+
+
+def test_no_answer_takes_the_grader_long():
+    """The patterns that run without a killable worker, on all that they repeat, at the length that they accept."""
+    longest = math_answers.MAX_CHARS
+    for pump in PUMPS:
+        times = longest // len(pump)
+        texts = [frame % (pump * (times - len(frame) // len(pump) - 1)) for frame in FRAMES]
+        # As much before a sign as after it: the product of two repetitions.
+        half = pump * (times // 2 - 1)
+        texts += [half + "/" + half + "!", half + "^" + " " * (longest // 3) + "!"]
+        for text in texts:
+            with cpu_limit(1, (text[:40], text[-40:])):
+                read_number.__wrapped__(text)
+                math_answers.plain_number.cache_clear()
+                with contextlib.suppress(math_answers.NeedsAlgebra):
+                    math_answers.compare("5", text)
+        completion = pump * (20_000 // len(pump))
+        for shape in ("%s", "<answer>%s", TAG, r"\boxed 5%s"):
+            with cpu_limit(1, (shape, pump)):
+                extract(shape % completion)
+                for right_format in FORMATS.values():
+                    right_format(shape % completion)
 
 
 PIECES = st.sampled_from(

@@ -126,6 +126,9 @@ def _prompts(tier: str, runs: Sequence[RunPlan], tokenizers: dict) -> Iterator[s
             seen.add(key)
             try:
                 problems = load_problems(data) if local_file(data) else []
+            except UserError:
+                continue  # said already
+            try:
                 for problem in problems:
                     encode_prompt(
                         rollout.prompt, problem.question, tokenizers[where], rollout.max_total_tokens - 1

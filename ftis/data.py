@@ -16,6 +16,7 @@ from ftis.config import Dataset
 from ftis.errors import UserError
 from ftis.hub import no_copy, require_hub
 from ftis.provenance import write_atomic
+from ftis.rewards import check_gold
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def load_problems(dataset: Dataset) -> list[Problem]:
     """Read a dataset: its `path`, else $FTIS_DATA/NAME/SPLIT.jsonl, else the hub at the pinned revision, of which a
     copy is kept for machines without a network.
 
-    Raises UserError where none is there, a line isn't JSON or a field is missing.
+    Raises UserError where none is there, a line isn't JSON, a field is missing or a gold can't be graded against.
     """
     rows, where = _rows(dataset)
     source = SOURCES[dataset.name]
@@ -76,9 +77,15 @@ def load_problems(dataset: Dataset) -> list[Problem]:
             solution, mark, gold = gold.rpartition("####")
             if not mark or not gold.strip():
                 raise UserError(f"{where}: row {i + 1}: the field 'answer' must end with '#### ANSWER'")
+        try:
+            check_gold(gold := gold.strip(), dataset.name)
+        except ValueError as problem:  # said now and not when a completion is graded
+            raise UserError(
+                f"{where}: row {i + 1}: the field {source.answer!r}: {problem}; correct the answer or remove the row"
+            ) from None
         identity = str(row.get(source.id) or f"{dataset.split}/{i}")
         meta = {name: row[name] for name in source.meta if name in row}
-        problems.append(Problem(identity, row[source.question], gold.strip(), dataset.name, meta, solution))
+        problems.append(Problem(identity, row[source.question], gold, dataset.name, meta, solution))
     twice = [identity for identity, n in Counter(p.id for p in problems).items() if n > 1]
     if twice:
         raise UserError(

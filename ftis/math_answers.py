@@ -465,8 +465,7 @@ def compare(gold: str, answer: str, algebra=None) -> tuple[bool, str]:
     without it NeedsAlgebra is raised where the cheap rules don't decide.
     """
     try:
-        gold = clean(gold)
-        gold_tree = None if (word := _text(gold)) else parse(gold)
+        gold, gold_tree = read_gold(gold)
     except Unreadable as problem:
         return False, f"error: gold {problem}"
     try:
@@ -475,17 +474,23 @@ def compare(gold: str, answer: str, algebra=None) -> tuple[bool, str]:
             return False, "empty"
         if squeeze(gold) == squeeze(answer):
             return True, "same_text"
-        same = _same_words(word, answer) if word else _same(gold_tree, parse(answer), algebra)
+        same = _same(gold_tree, parse(answer), algebra) if gold_tree else _same_words(gold, answer)
     except Unreadable as problem:
         return False, str(problem)
     return same, "equal" if same else "different"
 
 
-def _text(gold: str) -> str | None:
-    """The gold if it is text, so a bracketed choice letter or a word of two letters or more; else None."""
-    if re.fullmatch(r"\(?[A-Z]\)", gold) or re.fullmatch(r"[A-Za-z][a-z]+(?:[ -][A-Za-z]+)*", gold):
-        return gold
-    return None
+def read_gold(gold: str) -> tuple[str, Node | None]:
+    """A gold cleaned, and its tree; None for text: a bracketed choice letter, or a word of two letters or more.
+
+    Raises Unreadable for a gold that no answer can equal.
+    """
+    gold = clean(gold)
+    if not gold:
+        raise Unreadable("empty")
+    if re.fullmatch(r"\(?[A-Z]\)|[A-Za-z][a-z]+(?:[ -][A-Za-z]+)*", gold):
+        return gold, None
+    return gold, parse(gold)
 
 
 def _same_words(gold: str, answer: str) -> bool:

@@ -263,6 +263,17 @@ def _gold_number(gold: str) -> Fraction | int:
     return value
 
 
+def check_gold(gold: str, task: str) -> None:
+    """Raise ValueError for a gold that no answer to the task can be compared with, as far as no algebra is needed."""
+    if task in NUMERIC:
+        _gold_number(gold)
+        return
+    try:
+        math_answers.read_gold(gold)
+    except math_answers.Unreadable as problem:
+        raise ValueError(f"gold {gold[:60]!r} can't be read ({problem})") from None
+
+
 # --- grading --------------------------------------------------------------------------------------
 
 NUMERIC = ("gsm8k", "tiny")

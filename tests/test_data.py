@@ -58,6 +58,10 @@ def test_local_file_shuffle_and_limit(tmp_path):
         ),
         ([{"question": "q", "answer": "3"}], "must end with '#### ANSWER'"),
         ([{"question": 5, "answer": "#### 3"}], "field 'question'"),
+        (
+            [{"question": "q", "answer": "#### 3"}, {"question": "q", "answer": "#### 5 or 6"}],
+            "row 2: the field 'answer': gold '5 or 6' is no number, .*; correct the answer or remove",
+        ),
         (["text"], "field 'question'"),
         ([], "holds no problem"),
     ],
@@ -67,6 +71,16 @@ def test_bad_rows_are_named(tmp_path, rows, says):
     with pytest.raises(UserError, match=says) as error:
         load_problems(Dataset(name="gsm8k", path=path))
     assert path in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("gold", "reason"),
+    [("4=5", "contradiction"), (".", "empty"), ("(" * 40, "too_deep"), ("1" * 2001, "too_long")],
+)
+def test_a_math_gold_that_nothing_can_equal_is_named(tmp_path, gold, reason):
+    path = write(tmp_path / "x.jsonl", {"problem": "q", "answer": "x^2"}, {"problem": "q", "answer": gold})
+    with pytest.raises(UserError, match=rf"row 2: the field 'answer': gold .* can't be read \({reason}\)"):
+        load_problems(Dataset(name="math500", split="test", path=path))
 
 
 def test_other_bad_input(tmp_path, monkeypatch):

@@ -263,6 +263,11 @@ def test_check_finds_data_that_are_nowhere(tier, monkeypatch, tmp_path):
         tier(benchmarks={"id": {"data": {"name": "tiny", "path": str(broken)}, "max_new_tokens": 20}}),
         "'question'",
     )
+    # Once, though the questions would be read again for their length.
+    broken.write_text('{"question": "q", "answer": "#### 5 or 6"}\n')
+    rollout = tier.base["run"]["rollout"] | {"max_total_tokens": 60}
+    data = {"name": "tiny", "path": str(broken)}
+    only(tier(run=tier.base["run"] | {"train": data, "rollout": rollout}), str(broken), "row 1", "'5 or 6'")
 
 
 def test_check_finds_tokenizers_that_differ(tier, tiny, tmp_path):

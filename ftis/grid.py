@@ -629,8 +629,10 @@ def made_hash(tier: str, role: str) -> str:
     model, run = made_model(tier, role), load_tier(tier).run
     if model.tiny is not None:
         return settings_hash(model.tiny, made_data(tier))
+    # Left out where it is the default: models from before it counted keep their hash.
+    dtype = [d for d in [load_tier(tier).node.get("compute_dtype")] if d not in (None, "float32")]
     return settings_hash(
-        model.warm, model.model, model.revision, run["train"], run.get("rollout", {}).get("prompt")
+        model.warm, model.model, model.revision, run["train"], run.get("rollout", {}).get("prompt"), *dtype
     )
 
 

@@ -1,6 +1,8 @@
 """The grid and the tiers: names, counts, and settings of every run."""
 
+import itertools
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -206,6 +208,35 @@ def test_a_warm_started_model_is_made_once_a_seed_and_its_recipe_says_how(monkey
     assert {run.slug for run in grid.start_runs("small", 2)} == {
         f"start-base_{size}-s{seed}" for size in ("small", "large") for seed in (42, 1)
     }
+
+
+NUMBERS = itertools.count()
+"""What a tier's name stands for is read once a process."""
+
+
+@pytest.fixture
+def changed(tmp_path, monkeypatch):
+    """Makes a tier of one that is there: `changed("small", node={...})` is its name, with those fields set anew."""
+    shutil.copytree(grid.CONFIG, tmp_path / "config")
+    monkeypatch.setattr(grid, "CONFIG", tmp_path / "config")
+
+    def make(tier, **fields):
+        folder, name = tmp_path / "config/tiers", f"{tier}_changed{next(NUMBERS)}"
+        given = yaml.safe_load((folder / f"{tier}.yaml").read_text())
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump({**given, **fields}))
+        return name
+
+    return make
+
+
+def test_a_warm_start_s_precision_counts_where_it_is_not_the_default(changed):
+    plain = grid.made_hash("small", "base_small")
+    assert grid.made_hash(changed("small", node={"gradient_checkpointing": True}), "base_small") == plain
+    assert grid.made_hash(changed("small", node={"compute_dtype": "float32"}), "base_small") == plain
+    assert grid.made_hash(changed("small", node={"compute_dtype": "bfloat16"}), "base_small") != plain
+    # Tiny models are made in float32, whatever they are trained in.
+    tiny = changed("tiny", node={"compute_dtype": "bfloat16"})
+    assert grid.made_hash(tiny, "base_small") == grid.made_hash("tiny", "base_small")
 
 
 def test_gpus_by_pattern():

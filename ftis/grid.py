@@ -636,6 +636,21 @@ def made_hash(tier: str, role: str) -> str:
     )
 
 
+@cache
+def answers_hash(tier: str, run: Run) -> str:
+    """What decides a run's answers to the benchmarks besides its training. That stands for all else of a trained run;
+    of a model before training, this does."""
+    tests = benchmarks(tier)
+    if run.method != "start":
+        return settings_hash(tests)
+    config = resolve(tier, run)
+    (node,) = config.nodes
+    prompts = [test.prompt or config.rollout.prompt for test in tests.values()]
+    return settings_hash(
+        tests, node.model, node.revision, node.compute_dtype, prompts, config.reward, config.rollout.backend
+    )
+
+
 def reads(artefact: str) -> str:
     """The file of a run that a figure or table is made from."""
     return {"metrics": "metrics.jsonl", "scores": "scores.json"}[load_grid().artefacts[artefact].reads]

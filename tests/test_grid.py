@@ -239,6 +239,50 @@ def test_a_warm_start_s_precision_counts_where_it_is_not_the_default(changed):
     assert grid.made_hash(tiny, "base_small") == grid.made_hash("tiny", "base_small")
 
 
+def test_answers_of_a_model_before_training_know_what_they_come_from(changed, monkeypatch, tmp_path):
+    """Those of a trained run know it through its training."""
+
+    def answers(tier, cell):
+        return grid.answers_hash(tier, Run.from_slug(f"{cell}-s42"))
+
+    def models(**fields):
+        return {**paper["models"], "base_small": {**paper["models"]["base_small"], **fields}}
+
+    paper = yaml.safe_load((grid.CONFIG / "tiers/paper.yaml").read_text())
+    run, rollout = paper["run"], paper["run"]["rollout"]
+    before = answers("paper", "start-base_small")
+    for fields in (
+        {"models": models(revision="0" * 40)},
+        {"models": models(model="Qwen/Qwen2.5-0.5B")},
+        {"node": {**paper["node"], "compute_dtype": "float32"}},
+        {"run": {**run, "reward": "boxed"}},
+        {"run": {**run, "rollout": {**rollout, "prompt": "tiny-v1"}}},
+        {"run": {**run, "rollout": {**rollout, "backend": "vllm"}}},
+    ):
+        tier = changed("paper", **fields)
+        assert answers(tier, "start-base_small") != before, fields
+        assert answers(tier, "alone-base_small") == answers("paper", "alone-base_small"), "its recipe differs"
+        assert recipe_hash(grid.resolve(tier, Run.from_slug("alone-base_small-s42"))) != recipe_hash(
+            grid.resolve("paper", Run.from_slug("alone-base_small-s42"))
+        )
+        if "models" in fields:
+            assert answers(tier, "start-base_large") == answers("paper", "start-base_large")
+    for fields in (
+        {"models": models(label="Small")},
+        {"node": {**paper["node"], "gradient_checkpointing": False}},
+        {"run": {**run, "iterations": 3, "rollout": {**rollout, "max_batch": 7}}},
+    ):
+        assert answers(changed("paper", **fields), "start-base_small") == before, fields
+    monkeypatch.setenv("FTIS_MODELS", json.dumps({"Qwen/Qwen2.5-1.5B": str(tmp_path)}))
+    assert answers(changed("paper"), "start-base_small") != before
+    named = {name: {**test, "prompt": "chat-v1"} for name, test in paper["benchmarks"].items()}
+    other = {**run, "rollout": {**rollout, "prompt": "tiny-v1"}}
+    monkeypatch.delenv("FTIS_MODELS")
+    assert answers(changed("paper", benchmarks=named, run=other), "start-base_small") == answers(
+        changed("paper", benchmarks=named), "start-base_small"
+    ), "the tests have a prompt of their own"
+
+
 def test_gpus_by_pattern():
     def gpus(cell):
         return grid.resources("paper", "train", Run.from_slug(f"{cell}-s42")).gpus

@@ -12,6 +12,8 @@ import yaml
 
 from ftis import slurm
 
+from .parts import copy_checkout
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -110,6 +112,33 @@ def test_unknown_names_are_errors_that_say_what_exists(plan, target, config, mes
     assert code != 0
     assert re.search(message, printed), printed
     assert "Traceback (most recent call last)" not in printed
+
+
+def test_answers_before_training_are_redone_when_their_model_changes(tmp_path):
+    """A model from outside has no file that could tell; a new label is no reason."""
+    checkout = copy_checkout(tmp_path)
+    answers = "results/paper/runs/start-base_small-s42/generations.jsonl"
+    (checkout / answers).parent.mkdir(parents=True)
+    (checkout / answers).touch()
+
+    def call(*arguments):
+        code, printed = _snakemake(answers, "-s", checkout / "Snakefile", "-d", checkout, "-c1", *arguments)
+        assert code == 0, printed
+        return printed
+
+    def changed(old, new):
+        tier = checkout / "workflow/config/tiers/paper.yaml"
+        text = tier.read_text()
+        assert text.count(old) == 1
+        tier.write_text(text.replace(old, new))
+        return call("-n")
+
+    call("--touch", "-F")
+    assert "Nothing to be done" in changed('label: "1.5B"', 'label: "Small"')
+    printed = changed("8faed761d45a263340a0528343f099c05c9a4323", "f" * 40)
+    assert (
+        "answering the benchmarks with start-base_small-s42" in printed and "Params have changed" in printed
+    )
 
 
 def test_slurm_profile_runs_the_paper_tier_whatever_else_is_set():

@@ -173,8 +173,8 @@ def benchmark_inputs(wildcards):
 
 
 @_plainly
-def benchmark_settings(wildcards):
-    return grid.settings_hash(grid.benchmarks(wildcards.tier))
+def answers_settings(wildcards):
+    return grid.answers_hash(wildcards.tier, grid.Run.from_slug(wildcards.run))
 
 
 def _artefact_runs(wildcards):

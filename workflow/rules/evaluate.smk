@@ -1,4 +1,5 @@
-# Generation and scoring are two rules, so that grading again needs no GPU.
+# Generation and scoring are two rules, so that grading again needs no GPU. What a trained run's answers come from is
+# its final.json; of a model before training, which may come from outside and have no file here, the param says it.
 
 
 rule generate:
@@ -17,7 +18,7 @@ rule generate:
         runtime=need("generate", "runtime"),
         gpu=need("generate", "gpus"),
     params:
-        settings=benchmark_settings,
+        settings=answers_settings,
     message:
         "{wildcards.tier}: answering the benchmarks with {wildcards.run}"
     shell:

@@ -267,7 +267,8 @@ def _kept(
 ) -> list[dict[str, Any]]:
     """Rows of whole problems in a partial file whose header is the same; what follows them is cut off."""
     file.seek(0)
-    lines = file.readlines()
+    # A line without its end was being written; that of a whole row would be glued to the next.
+    lines = [line for line in file.readlines() if line.endswith("\n")]
     rows: list[dict[str, Any]] = []
     with contextlib.suppress(ValueError):
         if not lines or json.loads(lines[0]) != json.loads(json.dumps(header)):

@@ -175,13 +175,26 @@ def test_an_interrupted_generation_goes_on_and_ends_the_same(tiny, tmp_path, mon
     with pytest.raises(KeyboardInterrupt):
         generate(subjects, tests, tmp_path / "cut.jsonl", sampling)
     assert not (tmp_path / "cut.jsonl").exists()
-    partial = tmp_path / ".cut.jsonl.partial"
-    partial.write_text(partial.read_text() + '{"node": 1, "te')  # as a kill in the middle of a line leaves it
-    asked.append(0)
-    generate(subjects, tests, tmp_path / "cut.jsonl", sampling, resume=True)
-    assert (tmp_path / "cut.jsonl").read_text() == (tmp_path / "whole.jsonl").read_text()
-    assert sum(asked) < 2 * 44, "what was there was not sampled again"
+    partial, whole = tmp_path / ".cut.jsonl.partial", (tmp_path / "whole.jsonl").read_text()
+    begun = partial.read_text()
+    header, *rows = whole.splitlines(keepends=True)
+    # What a kill in the middle of a line leaves, just before a line's end, and in the header.
+    cuts = (
+        begun + '{"node": 1, "te',
+        begun[:-1],
+        header + "".join(rows[:2])[:-1],
+        header + rows[0][:-1],
+        header[:-1],
+    )
+    for cut in cuts:
+        partial.write_text(cut)
+        asked[:] = [0] * 6
+        generate(subjects, tests, tmp_path / "cut.jsonl", sampling, resume=True)
+        assert (tmp_path / "cut.jsonl").read_text() == whole
+        if cut.startswith(begun[:-1]):
+            assert sum(asked) <= 20, "14 of 32 problems were there, or all but the last of them"
+        (tmp_path / "cut.jsonl").unlink()
     # Another setting starts anew.
-    partial.write_text((tmp_path / "whole.jsonl").read_text())
+    partial.write_text(whole)
     generate(subjects, tests, tmp_path / "other.jsonl", Sampling(4, 8), resume=True)
-    assert (tmp_path / "other.jsonl").read_text() != (tmp_path / "whole.jsonl").read_text()
+    assert (tmp_path / "other.jsonl").read_text() != whole

@@ -268,7 +268,7 @@ def _kept(
     """Rows of whole problems in a partial file whose header is the same; what follows them is cut off."""
     file.seek(0)
     # A line without its end was being written; that of a whole row would be glued to the next.
-    lines = [line for line in file.readlines() if line.endswith("\n")]
+    lines = [line for line in file if line.endswith("\n")]
     rows: list[dict[str, Any]] = []
     with contextlib.suppress(ValueError):
         if not lines or json.loads(lines[0]) != json.loads(json.dumps(header)):
@@ -291,14 +291,32 @@ def _kept(
     return rows
 
 
-def score(generations: Path, out: Path) -> dict[str, Any]:
-    """Grade a generations file and write scores.json: accuracy with a 95 % interval by model and test."""
+def _read(generations: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Header and rows of a generations file that holds all that its header promises."""
     try:
         header, *rows = [json.loads(line) for line in generations.read_text().splitlines()]
+        found = Counter((row["node"], row["test"]) for row in rows)
+        promised = {
+            (subject["node"], role): test["n"] * test["samples"]
+            for subject in header["subjects"]
+            for role, test in header["tests"].items()
+        }
     except FileNotFoundError:
         raise UserError(f"{generations}: no such file; run generate first") from None
-    except ValueError as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{generations}: not a generations file ({error}); run generate again") from None
+    for (node, role), count in promised.items():
+        if found[node, role] != count:
+            raise UserError(
+                f"{generations}: holds {found[node, role]} of the {count} answers of node {node} to {role!r}; "
+                "run generate again"
+            )
+    return header, rows
+
+
+def score(generations: Path, out: Path) -> dict[str, Any]:
+    """Grade a generations file and write scores.json: accuracy with a 95 % interval by model and test."""
+    header, rows = _read(generations)
     verdicts = grade_many([(r["text"], r["gold"], r["task"]) for r in rows], shape=header["shape"])
     graded: dict[tuple[int, str], list[tuple[dict, Verdict]]] = {}
     for row, verdict in zip(rows, verdicts):

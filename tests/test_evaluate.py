@@ -48,7 +48,9 @@ def test_scores_of_stored_completions(tmp_path):
     header = {
         "run": "r", "shape": "strict", "seed": 1,
         "subjects": [{"node": 0, "name": "a", "label": "A"}],
-        "tests": {"id": {"dataset": "gsm8k"}, "ood": {"dataset": "math500"}},
+        "tests": {
+            "id": {"dataset": "gsm8k", "n": 2, "samples": 2}, "ood": {"dataset": "math500", "n": 3, "samples": 1},
+        },
     }  # fmt: skip
     rows = [
         _row("id", "p1", 0, right, "3", "gsm8k"),
@@ -76,14 +78,27 @@ def test_scores_of_stored_completions(tmp_path):
     }
     assert ood["by"]["level"] == {"2": {"accuracy": 1.0, "n": 2}, "5": {"accuracy": 0.0, "n": 1}}
     assert {"ftis", "math-verify", "sympy"} <= set(scores["graders"])
+    # A file that lost its end, or has a problem twice, is no basis for an accuracy.
+    lines = (tmp_path / "g.jsonl").read_text().splitlines(keepends=True)
+    for kept, message in (
+        (lines[:-1], "g.jsonl: holds 2 of the 3 answers of node 0 to 'ood'; run generate again"),
+        (lines[:4], "holds 3 of the 4 answers of node 0 to 'id'"),
+        (lines[:1], "holds 0 of the 4 answers"),
+        ([*lines, lines[-1]], "holds 4 of the 3 answers"),
+    ):
+        (tmp_path / "g.jsonl").write_text("".join(kept))
+        with pytest.raises(UserError, match=message):
+            score(tmp_path / "g.jsonl", tmp_path / "s.json")
+    assert json.loads((tmp_path / "s.json").read_text()) == scores
 
 
 def test_what_is_no_generations_file(tmp_path):
     with pytest.raises(UserError, match="run generate first"):
         score(tmp_path / "absent.jsonl", tmp_path / "s.json")
-    (tmp_path / "g.jsonl").write_text("{half")
-    with pytest.raises(UserError, match="run generate again"):
-        score(tmp_path / "g.jsonl", tmp_path / "s.json")
+    for text in ("{half", "", "[1]\n", '{"text": "no header"}\n'):
+        (tmp_path / "g.jsonl").write_text(text)
+        with pytest.raises(UserError, match="not a generations file .* run generate again"):
+            score(tmp_path / "g.jsonl", tmp_path / "s.json")
     assert not (tmp_path / "s.json").exists()
 
 

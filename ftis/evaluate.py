@@ -23,6 +23,7 @@ from tqdm import tqdm
 from ftis.config import Dataset, RunConfig
 from ftis.data import SOURCES, Problem, load_problems, local_file
 from ftis.errors import UserError, unknown
+from ftis.hub import commit_of
 from ftis.prompts import PROMPTS, encode_prompt
 from ftis.provenance import sha256, versions, write_json
 from ftis.rewards import Verdict, grade_many, is_fault
@@ -129,6 +130,7 @@ def generate(
 ) -> None:  # fmt: skip
     """Write a generations file: completions of every problem, for each model and test.
 
+    Its header starts with `facts`, of which `weights` are looked up unless they are given.
     Rows go to a partial file beside `out` as they come; `resume` goes on from one with the same header.
     """
     if sampling.backend not in BACKENDS:
@@ -138,8 +140,10 @@ def generate(
             raise unknown("prompt", test.prompt, PROMPTS)
     loaded = {role: load_problems(test.data) for role, test in tests.items()}
     passes = _passes(tests)
+    facts = facts or {}
     header = {
-        **(facts or {}),
+        **facts,
+        "weights": facts.get("weights") or [_weights(s) for s in subjects],
         **asdict(sampling),
         "engine": versions(("torch", "transformers") if sampling.backend == "transformers" else VLLM),
         "subjects": [asdict(s) for s in subjects],
@@ -205,6 +209,14 @@ def generate(
                 opened = tokenizer = sampler = None  # one model at a time on a GPU
         os.fsync(file.fileno())
         os.replace(partial, out)
+
+
+def _weights(subject: Subject) -> str:
+    """What a model's weights are told apart by: the digest of its folder, or its commit on the hub."""
+    from ftis.policy import model_source
+
+    source, from_hub = model_source(subject.model, subject.revision)
+    return commit_of(subject.model, subject.revision) if from_hub else sha256(Path(source))
 
 
 def _passes(tests: dict[str, BenchmarkSpec]) -> list[tuple[str | None, str | None]]:
@@ -394,11 +406,12 @@ def run_subjects(folder: Path) -> tuple[list[Subject], dict[str, Any]]:
 def start_subjects(config: RunConfig) -> tuple[list[Subject], dict[str, Any]]:
     """The models that a run starts from."""
     subjects = [
-        Subject(k, n.name, n.label or n.name, n.model, None if Path(n.model).exists() else n.revision)
+        Subject(
+            k, n.name, n.label or n.name, n.model, None if Path(n.model).expanduser().is_dir() else n.revision
+        )
         for k, n in enumerate(config.nodes)
     ]
-    weights = [sha256(Path(s.model)) if s.revision is None else s.revision for s in subjects]
-    return subjects, {"run": config.name, "weights": weights}
+    return subjects, {"run": config.name}
 
 
 def _data_facts(data: Dataset) -> dict[str, Any]:

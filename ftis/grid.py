@@ -559,7 +559,7 @@ def local_models() -> dict[str, str]:
 
 def _existing(models: dict[str, str]) -> dict[str, str]:
     for name, path in models.items():
-        if not Path(path).exists():
+        if not Path(path).expanduser().exists():
             raise UserError(f"models: {name}: {path} does not exist; name a folder or file with that model")
     return models
 

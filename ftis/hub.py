@@ -70,6 +70,16 @@ def load_model(model: str, revision: str | None) -> str:
     return folder
 
 
+def commit_of(model: str, revision: str | None) -> str:
+    """The commit that a model is loaded at: `revision` may be a branch, and None is the newest."""
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(model, "config.json", revision=revision)).parent.name
+    except Exception as error:  # noqa: BLE001  as in load_model
+        raise UserError(no_copy("model", model, f"{type(error).__name__}: {str(error)[:200]}")) from None
+
+
 def no_copy(what: str, name: str, reason: str) -> str:
     """The message for a model or dataset that is neither here nor to be had; it names both ways out."""
     return (

@@ -2,13 +2,15 @@
 
 import importlib.util
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
 
 from ftis.config import Dataset
 from ftis.errors import UserError
-from ftis.evaluate import BenchmarkSpec, Sampling, Subject, _locked, generate, score
+from ftis.evaluate import BenchmarkSpec, Sampling, Subject, _locked, _weights, generate, score, start_subjects
+from ftis.provenance import sha256
 from ftis.rollout import TransformersSampler
 from ftis.stats import mean_interval, pass_at_k, wilson
 
@@ -108,6 +110,53 @@ def test_one_writer_a_file(tiny, tmp_path):
     }
     with _locked(tmp_path / ".g.jsonl.partial"), pytest.raises(UserError, match="another process is writing"):
         generate([Subject(0, "a", "A", str(tiny / "base"))], tests, tmp_path / "g.jsonl", Sampling(1))
+
+
+def test_another_model_in_the_same_folder_starts_over(tiny, tmp_path, capsys):
+    """Though nothing else tells the two calls apart."""
+    model = tmp_path / "model"
+    shutil.copytree(tiny / "base", model)
+    data = Dataset(name="tiny", path=str(tiny / "data/ood.jsonl"), limit=6)
+    call = [Subject(0, "a", "A", str(model))], {"id": BenchmarkSpec(data, "tiny-v1", 40)}
+    generate(*call, tmp_path / "first.jsonl", Sampling(1))
+    begun = (tmp_path / "first.jsonl").read_text().splitlines(keepends=True)[:4]
+    shutil.copy(tiny / "coder/model.safetensors", model)
+    generate(*call, tmp_path / "second.jsonl", Sampling(1))
+    (tmp_path / ".third.jsonl.partial").write_text("".join(begun))
+    generate(*call, tmp_path / "third.jsonl", Sampling(1), resume=True)
+    assert "made with other settings; starting over" in capsys.readouterr().err
+    assert (tmp_path / "third.jsonl").read_text() == (tmp_path / "second.jsonl").read_text()
+    assert json.loads(begun[0])["weights"] == [sha256(tiny / "base")]
+
+
+def test_weights_of_a_model_in_the_home_folder_and_of_one_from_the_hub(
+    tiny, tmp_path, make_config, monkeypatch
+):
+    """Whatever training takes for a model, a model before training may be."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    shutil.copytree(tiny / "base", tmp_path / "m/a")
+    repo, commits = tmp_path / "hub/models--somebody--tiny", {"main": "a" * 40, "old": "b" * 40}
+    for branch, commit in commits.items():
+        (repo / "snapshots" / commit).mkdir(parents=True)
+        (repo / "snapshots" / commit / "config.json").write_text("{}")
+        (repo / "refs").mkdir(exist_ok=True)
+        (repo / "refs" / branch).write_text(commit)
+
+    def weights(model, revision=None):
+        config = make_config(nodes=({"name": "a", "model": model, "revision": revision},))
+        (subject,), facts = start_subjects(config)
+        assert facts == {"run": "test"}
+        return _weights(subject)
+
+    assert weights("~/m/a") == weights("~/m/a", "of-its-warm-start") == sha256(tiny / "base")
+    assert weights("somebody/tiny") == weights("somebody/tiny", "main") == "a" * 40
+    assert weights("somebody/tiny", "old") == weights("somebody/tiny", "b" * 40) == "b" * 40
+    with pytest.raises(UserError, match="model somebody/tiny: no local copy"):
+        weights("somebody/tiny", "c" * 40)
+    with pytest.raises(UserError, match="no folder ~/m/b"):
+        weights("~/m/b")
 
 
 def test_backends_that_are_not_there_say_so(tiny, tmp_path):

@@ -322,6 +322,10 @@ def test_local_models_replace_hub_models(tmp_path, monkeypatch):
     grid.resolve.cache_clear()
     (node,) = grid.resolve("paper", run).nodes
     assert (node.model, node.revision) == (str(tmp_path), None)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("FTIS_MODELS", '{"Qwen/Qwen2.5-1.5B": "~"}')
+    grid.resolve.cache_clear()
+    assert grid.resolve("paper", run).nodes[0].model == "~", "which the loading expands"
     monkeypatch.setenv("FTIS_MODELS", "not json")
     grid.resolve.cache_clear()
     with pytest.raises(UserError, match="FTIS_MODELS: not a JSON object"):

@@ -297,7 +297,8 @@ def _generate(arguments: argparse.Namespace) -> None:
     _use_threads(grid.resources(arguments.tier, "generate").threads)
     sampling = Sampling(config.seed, config.rollout.max_batch, config.reward, config.rollout.backend)
     with _gpus(arguments, "generate"):
-        generate(subjects, tests, folder / "generations.jsonl", sampling, facts=facts, resume=True)
+        # As in _train: what a process that nobody waits for has begun is taken over.
+        generate(subjects, tests, folder / "generations.jsonl", sampling, facts=facts, resume=True, wait=True)
 
 
 def _gpus(arguments: argparse.Namespace, rule: str):
@@ -472,7 +473,7 @@ def _tiny_data(arguments: argparse.Namespace) -> None:
 def _warm_start(arguments: argparse.Namespace) -> None:
     from tqdm import tqdm
 
-    from ftis import grid, sft, tiny
+    from ftis import grid, sft, state, tiny
 
     tier, seed, out = arguments.tier, arguments.seed, arguments.out
     model = grid.made_model(tier, arguments.model)
@@ -483,7 +484,7 @@ def _warm_start(arguments: argparse.Namespace) -> None:
             bar.update(step - bar.n)
             bar.set_postfix_str(f"loss {loss:.3f}")
 
-        with _gpus(arguments, "warm_start"):
+        with _gpus(arguments, "warm_start"), state.only_writer(out, wait=True):
             if model.tiny is not None:
                 tokenizer = arguments.tokenizer or Path("results", tier, "models", "tokenizer")
                 data = arguments.data or Path("results", tier, "data")

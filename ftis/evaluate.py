@@ -7,7 +7,6 @@ a header that pins model, data, prompt and sampling, then one line a completion 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import json
 import os
@@ -126,12 +125,13 @@ def summary(verdicts: Sequence[Verdict], truncated: Sequence[bool]) -> dict[str,
 
 def generate(
     subjects: Sequence[Subject], tests: dict[str, BenchmarkSpec], out: Path, sampling: Sampling, device: str = "auto",
-    facts: dict[str, Any] | None = None, resume: bool = False,
+    facts: dict[str, Any] | None = None, resume: bool = False, wait: bool = False,
 ) -> None:  # fmt: skip
     """Write a generations file: completions of every problem, for each model and test.
 
     Its header starts with `facts`, of which `weights` are looked up unless they are given.
-    Rows go to a partial file beside `out` as they come; `resume` goes on from one with the same header.
+    Rows go to a partial file beside `out` as they come; `resume` goes on from one with the same header, and leaves a
+    finished file with that header as it is. Another process that writes it is an error, or with `wait` is waited for.
     """
     if sampling.backend not in BACKENDS:
         raise unknown("backend", sampling.backend, BACKENDS)
@@ -160,7 +160,7 @@ def generate(
             for role, test in tests.items()
         },
     }
-    partial = out.with_name(f".{out.name}.partial")
+    header = json.loads(json.dumps(header))  # as it is read back
     total = len(subjects) * sum(test.samples * len(loaded[role]) for role, test in tests.items())
 
     def load(subject: Subject) -> tuple[PreTrainedTokenizerBase, Sampler]:
@@ -174,8 +174,16 @@ def generate(
         )
         return policy.tokenizer, TransformersSampler(policy)
 
-    opened = load(subjects[0])  # a model that can't be loaded leaves no file behind
-    with _locked(partial) as file:
+    from ftis.state import only_writer
+
+    with contextlib.ExitStack() as held:
+        held.enter_context(only_writer(out, wait))
+        if resume and _is_finished(out, header):
+            print(f"{out}: is finished; nothing to do", file=sys.stderr)
+            return
+        opened = load(subjects[0])  # a model that can't be loaded leaves no file behind
+        partial = out.with_name(f".{out.name}.partial")
+        file = held.enter_context(open(partial, "a+"))
         kept = _kept(file, header, passes) if resume else []
         if not kept:
             file.truncate(0)
@@ -262,16 +270,10 @@ def _load_vllm(
     return tokenizer, sampler
 
 
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[TextIO]:
-    """Open a file for one writer at a time, without cutting what is in it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{path}: another process is writing it; wait for it or stop it") from None
-        yield file
+def _is_finished(out: Path, header: dict[str, Any]) -> bool:
+    with contextlib.suppress(UserError):
+        return _read(out)[0] == header
+    return False
 
 
 def _kept(
@@ -283,7 +285,7 @@ def _kept(
     lines = [line for line in file if line.endswith("\n")]
     rows: list[dict[str, Any]] = []
     with contextlib.suppress(ValueError):
-        if not lines or json.loads(lines[0]) != json.loads(json.dumps(header)):
+        if not lines or json.loads(lines[0]) != header:
             if lines:
                 print(f"{file.name}: made with other settings; starting over", file=sys.stderr)
             return []

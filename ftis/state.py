@@ -47,37 +47,50 @@ def run_lock(folder: Path, wait: bool = False, shared: bool = False) -> Iterator
     The kernel frees the lock when its holder dies, however it dies, and all to whom it handed the descriptor.
     `shared`: with others who hold it shared, against those who want it alone.
     """
-    with _lock_file(folder, wait, fcntl.LOCK_SH if shared else fcntl.LOCK_EX) as handle:
-        handle.truncate(0)
-        handle.write(f"pid {os.getpid()} on {os.uname().nodename}")
-        handle.flush()
+    busy = f"{folder.parent}: another process trains this run"
+    with _lock_file(folder / "lock", busy, wait, fcntl.LOCK_SH if shared else fcntl.LOCK_EX) as handle:
         yield handle.fileno()
 
 
-def _lock_file(folder: Path, wait: bool, kind: int) -> TextIO:
-    """The lock's file, open and locked."""
+@contextlib.contextmanager
+def only_writer(path: Path, wait: bool = False) -> Iterator[None]:
+    """Write a file or folder alone: another process that does so is told, or with `wait` waits for its end. The lock
+    is a file beside it, for as long."""
+    lock = path.with_name(f".{path.name}.lock")
+    with _lock_file(lock, f"{path}: another process is writing it", wait, fcntl.LOCK_EX):
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+
+
+def _lock_file(path: Path, busy: str, wait: bool, kind: int) -> TextIO:
+    """The lock's file, open, locked and signed."""
     while True:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            handle = open(folder / "lock", "a+")  # noqa: SIM115  the caller closes it
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle = open(path, "a+")  # noqa: SIM115  the caller closes it
         except OSError as error:
-            raise UserError(f"{folder}: can't be written ({error.strerror}); choose another --out") from None
+            raise UserError(
+                f"{path.parent}: can't be written ({error.strerror}); choose another --out"
+            ) from None
         try:
             fcntl.flock(handle, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             handle.seek(0)
             since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(os.fstat(handle.fileno()).st_mtime))
-            holder = (
-                f"{folder.parent}: another process trains this run ({handle.read().strip()} since {since})"
-            )
+            holder = f"{busy} ({handle.read().strip()} since {since})"
             if not wait:
                 handle.close()
                 raise UserError(f"{holder}; wait for it or stop it") from None
             print(f"{holder}; waiting for its end", file=sys.stderr, flush=True)
             fcntl.flock(handle, kind)
-        # A run that fails at once removes its folder, and the lock with it: this one would keep nobody out.
+        # The holder may have removed the file at its end: this one would keep nobody out.
         with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(handle.fileno()), os.stat(folder / "lock")):
+            if os.path.samestat(os.fstat(handle.fileno()), os.stat(path)):
+                handle.truncate(0)
+                handle.write(f"pid {os.getpid()} on {os.uname().nodename}")
+                handle.flush()
                 return handle
         handle.close()
 

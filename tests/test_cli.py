@@ -4,12 +4,16 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 import yaml
 
+from ftis import state
+from ftis import tiny as tiny_models
+from ftis.cli import main
 from ftis.config import to_dict
 
 
@@ -179,6 +183,23 @@ def test_a_run_from_one_file_then_evaluate(tmp_path, make_config, tiny):
     ]
     assert header["tests"]["gsm8k"]["prompt"] == "tiny-v1"
     assert len(rows) == 8 and all(row["tokens"] and row["finish"] in ("stop", "length") for row in rows)
+
+
+def test_a_warm_start_waits_for_another_of_the_same_model(tmp_path, monkeypatch, capsys):
+    """The orphan of a killed Snakemake would replace the folder while runs read it."""
+    made = []
+    monkeypatch.setattr(tiny_models, "warm_start", lambda *_: made.append(1))
+    call = ["warm-start", "--tier", "smoke", "--model", "base_small", "--seed", "1"]
+    with state.only_writer(tmp_path / "model"):
+        second = threading.Thread(target=main, args=([*call, "--out", str(tmp_path / "model")],))
+        second.start()
+        while "model: another process is writing it" not in capsys.readouterr().err:
+            assert second.is_alive()
+            time.sleep(0.01)
+        assert not made
+    second.join(60)
+    assert made
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_model_that_is_not_there_leaves_nothing_behind(tmp_path, make_config):

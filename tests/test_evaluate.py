@@ -3,13 +3,16 @@
 import importlib.util
 import json
 import shutil
+import threading
+import time
 from dataclasses import replace
 
 import pytest
 
+from ftis import state
 from ftis.config import Dataset
 from ftis.errors import UserError
-from ftis.evaluate import BenchmarkSpec, Sampling, Subject, _locked, _weights, generate, score, start_subjects
+from ftis.evaluate import BenchmarkSpec, Sampling, Subject, _weights, generate, score, start_subjects
 from ftis.provenance import sha256
 from ftis.rollout import TransformersSampler
 from ftis.stats import mean_interval, pass_at_k, wilson
@@ -108,8 +111,56 @@ def test_one_writer_a_file(tiny, tmp_path):
     tests = {
         "id": BenchmarkSpec(Dataset(name="tiny", path=str(tiny / "data/ood.jsonl"), limit=2), "tiny-v1", 8)
     }
-    with _locked(tmp_path / ".g.jsonl.partial"), pytest.raises(UserError, match="another process is writing"):
-        generate([Subject(0, "a", "A", str(tiny / "base"))], tests, tmp_path / "g.jsonl", Sampling(1))
+    call = [Subject(0, "a", "A", str(tiny / "base"))], tests, tmp_path / "g.jsonl", Sampling(1)
+    refused = pytest.raises(
+        UserError,
+        match=r"g.jsonl: another process is writing it \(pid \d+ on \S+ since 20\d\d-.*; wait for it or",
+    )
+    with state.only_writer(tmp_path / "g.jsonl"), refused:
+        generate(*call)
+    assert not list(tmp_path.iterdir())
+    generate(*call)
+    assert [p.name for p in tmp_path.iterdir()] == ["g.jsonl"]
+
+
+@pytest.mark.parametrize("end", ["finished", "killed"])
+def test_a_second_writer_may_wait_and_take_over_what_the_first_leaves(
+    tiny, tmp_path, monkeypatch, capsys, end
+):
+    data = Dataset(name="tiny", path=str(tiny / "data/ood.jsonl"), limit=6)
+    out, asked = tmp_path / "g.jsonl", []
+    call = [Subject(0, "a", "A", str(tiny / "base"))], {"id": BenchmarkSpec(data, "tiny-v1", 40)}, out
+    generate(*call, Sampling(1, max_batch=2))
+    whole = out.read_text()
+    original = TransformersSampler.sample
+
+    def counted(self, requests, params):
+        asked.append(len(requests))
+        return original(self, requests, params)
+
+    monkeypatch.setattr(TransformersSampler, "sample", counted)
+    out.rename(tmp_path / "aside")  # as Snakemake removes it before a job
+    with state.only_writer(out):
+        second = threading.Thread(
+            target=generate, args=(*call, Sampling(1, max_batch=2)), kwargs={"resume": True, "wait": True}
+        )
+        second.start()
+        while "waiting for its end" not in (said := capsys.readouterr().err):
+            assert second.is_alive() and not said
+            time.sleep(0.01)
+        if end == "finished":
+            (tmp_path / "aside").rename(out)
+        else:
+            (tmp_path / ".g.jsonl.partial").write_text("".join(whole.splitlines(keepends=True)[:5]))
+    second.join(60)
+    assert out.read_text() == whole
+    assert sum(asked) == (0 if end == "finished" else 2)
+    assert ("g.jsonl: is finished; nothing to do" in capsys.readouterr().err) == (end == "finished")
+    # What lost its end is not finished, and neither is what is to be made anew.
+    out.write_text("".join(whole.splitlines(keepends=True)[:-1]))
+    generate(*call, Sampling(1, max_batch=2), resume=True)
+    generate(*call, Sampling(1, max_batch=2))
+    assert out.read_text() == whole and sum(asked[-6:]) == 12
 
 
 def test_another_model_in_the_same_folder_starts_over(tiny, tmp_path, capsys):

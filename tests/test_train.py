@@ -429,6 +429,25 @@ def test_a_lock_whose_folder_was_removed_keeps_nobody_out(tmp_path):
     waiting.join(60)
 
 
+def test_a_lock_goes_with_its_file_and_lets_one_in_at_a_time(tmp_path):
+    """Each of many removes the file that the others wait for."""
+    inside, most = [], []
+
+    def write(k):
+        with state.only_writer(tmp_path / "out", wait=True):
+            inside.append(k)
+            most.append(len(inside))
+            time.sleep(0.01)
+            inside.remove(k)
+
+    threads = [threading.Thread(target=write, args=(k,)) for k in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert most == [1] * 8 and not list(tmp_path.iterdir())
+
+
 def test_finished_and_foreign_folders(finished, tiny, tmp_path, capsys):
     config, out = finished
     before = sha256(out)

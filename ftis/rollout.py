@@ -136,7 +136,8 @@ class TransformersSampler:
         def on_device(array: np.ndarray) -> Tensor:
             return torch.from_numpy(array).to(device)
 
-        prompts = list({id(request): request.prompt for request, _ in jobs}.values())
+        # Each prompt object once: a branch that no completion belongs to would be one more than there is room for.
+        prompts = list({id(request.prompt): request.prompt for request, _ in jobs}.values())
         place = {id(prompt): i for i, prompt in enumerate(prompts)}
         # The branch of each row that still grows: to begin with, its prompt.
         rows, branch = np.arange(len(jobs)), np.array([place[id(request.prompt)] for request, _ in jobs])

@@ -144,6 +144,20 @@ def test_what_completions_share_is_decoded_once(policy, fused, monkeypatch):
     assert sum(fed) < 0.9 * every
 
 
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "the model's forward"])
+def test_requests_may_share_a_prompt(policy, fused, monkeypatch):
+    monkeypatch.setattr("ftis.decode.can_fuse", lambda policy: fused)
+    # So hot that all completions part at once, and so many prompts that none is dropped for being done.
+    sampler, params = TransformersSampler(policy), SamplingParams(40, temperature=4.0)
+    prompts = [list(policy.prompts[i % 3]) for i in range(10)]
+    asked = [Request(p, [(0, i, s) for s in range(2)]) for i, p in enumerate([*prompts, prompts[0]])]
+    shared = sampler.sample(asked, params)
+    apart = sampler.sample([Request(list(r.prompt), r.keys) for r in asked], params)
+    for one, other in zip([c for g in shared for c in g], [c for g in apart for c in g], strict=True):
+        np.testing.assert_array_equal(one.tokens, other.tokens)
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
+
+
 def test_greedy_is_generate(policy):
     """Against transformers' own greedy decoding."""
     asked = [Request(p, [None]) for p in policy.prompts]

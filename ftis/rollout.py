@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from ftis.decode import Prefix, decoder
+from ftis.errors import UserError
 from ftis.policy import Policy
 
 
@@ -78,7 +79,7 @@ def choose(logits: Tensor, branch: Tensor, uniforms: Tensor, params: SamplingPar
     """Pick a token a row by inverting the distribution function of its branch: tokens (N,), log-probs (N,).
 
     logits (B, V) float32, branch (N,) int64 into them, uniforms (N,) in [0, 1); NaN is the likeliest token, with its
-    log-prob at temperature 1.
+    log-prob at temperature 1. Logits of a branch that aren't finite give some token with a log-prob of NaN.
     """
     logp = torch.log_softmax(logits / params.temperature, -1)
     greedy = uniforms.isnan()
@@ -95,10 +96,20 @@ def choose(logits: Tensor, branch: Tensor, uniforms: Tensor, params: SamplingPar
     # The first token whose cumulative weight passes the draw: one of weight 0 never is.
     target = uniforms.nan_to_num()[:, None].double() * cumulative[:, -1:]
     tokens = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
+    tokens = tokens.clamp(max=logits.shape[-1] - 1)  # NaN passes nothing
     chosen = logp[branch, tokens]
     if greedy.any():
         tokens, chosen = torch.where(greedy, likeliest, tokens), torch.where(greedy, best, chosen)
     return tokens, chosen
+
+
+def require_finite(logprobs: np.ndarray, model: str) -> None:
+    """Raise UserError for a log-prob of a sampled token that is NaN or infinite, as its logits then were."""
+    if not np.isfinite(logprobs).all():
+        raise UserError(
+            f"model {model}: its logits are NaN or infinite, so nothing can be sampled; take sound weights, or if training "
+            "made them so, lower learning_rate"
+        )
 
 
 class TransformersSampler:
@@ -175,8 +186,9 @@ class TransformersSampler:
             stop, count = sorted(policy.stop_ids), len(prompts)
             for step in range(room):
                 chosen, logp = choose(logits, on_device(branch), on_device(uniforms[rows, step]), params)
-                chosen = chosen.cpu().numpy()
-                tokens[rows, step], logprobs[rows, step] = chosen, logp.cpu().numpy()
+                chosen, logp = chosen.cpu().numpy(), logp.cpu().numpy()
+                require_finite(logp, policy.causal_lm.name_or_path)
+                tokens[rows, step], logprobs[rows, step] = chosen, logp
                 ended = np.isin(chosen, stop)
                 finished[rows[ended]] = True
                 length[rows[ended]] = step + 1

@@ -16,7 +16,7 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 
 from ftis.errors import UserError
 from ftis.policy import Policy, load_policy, merged_weight, model_source, stop_ids
-from ftis.rollout import Completion, Request, SamplingParams
+from ftis.rollout import Completion, Request, SamplingParams, require_finite
 from ftis.vllm_engine import Engine, EngineError
 
 BATCHED_TOKENS = 8192
@@ -59,7 +59,7 @@ class VllmSampler:
         """max_length: tokens of the longest prompt with its completion; max_batch: sequences at a time; policy: its
         initial weights are those of `model`."""
         require_vllm()
-        self.policy, self.dtype = policy, getattr(torch, compute_dtype)
+        self.model, self.policy, self.dtype = model, policy, getattr(torch, compute_dtype)
         source, extra = model_source(model, revision)
         with tempfile.TemporaryDirectory() as scratch:
             if (Path(source) / "adapter_config.json").is_file():
@@ -112,7 +112,10 @@ class VllmSampler:
             for request in requests
             for key in request.keys
         ]
-        answers = iter(self.engine.sample(jobs, params.top_k, sorted(self.stop_ids), self.bias))
+        found = self.engine.sample(jobs, params.top_k, sorted(self.stop_ids), self.bias)
+        for _, logprobs, _ in found:
+            require_finite(logprobs, self.model)
+        answers = iter(found)
         return [[Completion(*next(answers)) for _ in request.keys] for request in requests]
 
     @contextmanager

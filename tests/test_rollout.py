@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ import torch
 from ftis.config import Dataset, Lora
 from ftis.data import load_problems
 from ftis.decode import decoder
+from ftis.errors import UserError
 from ftis.policy import load_policy
 from ftis.rollout import Request, SamplingParams, TransformersSampler, choose, draws
+from ftis.vllm_sampler import VllmSampler
 
 
 @pytest.fixture(scope="module")
@@ -192,6 +195,37 @@ def test_choose_inverts_the_distribution_function():
     tokens, logp = choose(logits, branch, torch.full((6,), torch.nan), SamplingParams(1, temperature=0.5))
     assert tokens.tolist() == [3, 3, 1, 3, 3, 3]
     np.testing.assert_allclose(logp.exp(), [0.7, 0.7, 1, 0.7, 0.7, 0.7], rtol=1e-6)
+
+
+@pytest.mark.parametrize("key", [(0,), None], ids=["sampled", "greedy"])
+@pytest.mark.parametrize("value", [np.nan, np.inf], ids=str)
+def test_logits_that_are_not_finite_are_an_error_that_names_the_model(tiny, policy, key, value):
+    broken = load_policy(str(tiny / "base"))
+    with torch.no_grad():
+        broken.model.get_output_embeddings().weight[5, 0] = value
+    # The prompt's logits, those of later tokens, and a sound completion in the same batch.
+    asked = [Request(p, [key, (1,)]) for p in policy.prompts]
+    with pytest.raises(UserError, match=rf"model {tiny / 'base'}: its logits are NaN or infinite"):
+        TransformersSampler(broken).sample(asked, SamplingParams(8))
+
+
+def test_one_broken_branch_is_enough():
+    logits = torch.zeros(2, 4)
+    logits[1, 2] = torch.nan
+    branch = torch.tensor([0, 1, 1])
+    for uniforms in ([0.3, 0.0, 0.9], [torch.nan] * 3, [0.3, torch.nan, 0.9]):
+        for params in (SamplingParams(1), SamplingParams(1, top_k=2)):
+            tokens, logp = choose(logits, branch, torch.tensor(uniforms), params)
+            assert logp.isfinite().tolist() == [True, False, False] and tokens.max() < 4
+
+
+def test_vllm_s_log_probs_must_be_finite_too():
+    sampler = object.__new__(VllmSampler)
+    sampler.model, sampler.policy, sampler._stop_ids, sampler.bias = "m", None, frozenset({1}), {}
+    answer = np.array([3, 1], np.int32), np.array([-1.0, np.nan], np.float32), True
+    sampler.engine = SimpleNamespace(sample=lambda *_: [answer])
+    with pytest.raises(UserError, match="model m: its logits are NaN or infinite"):
+        sampler.sample([Request([2], [None])], SamplingParams(8))
 
 
 def test_choose_frequencies_and_top_k():

@@ -39,10 +39,10 @@ def ablation_data(name: str, tier: str, run_dirs: Sequence[Path]) -> pd.DataFram
         raise UserError(
             f"ablation {name}: no runs given; `snakemake -c1 paper_figures/{tier}/ablation-{name}.csv`"
         )
-    scores = load_scores(run_dirs)
+    scores = load_scores(run_dirs, tier)
     metric = "id_sampled" if "id_sampled" in set(scores["benchmark"]) else "id"
     scores = scores[scores["benchmark"] == metric]
-    dropped = load_curves(run_dirs, {"filtered.foreign"}).groupby(["run", "node"])["value"].mean()
+    dropped = load_curves(run_dirs, tier, {"filtered.foreign"}).groupby(["run", "node"])["value"].mean()
     made = _made(run_dirs)
     cells = {cell: rows.set_index("seed") for cell, rows in scores.groupby(CELL, sort=False)}
     rows = []

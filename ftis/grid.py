@@ -479,6 +479,11 @@ def load_tier(name: str) -> Tier:
     return parse(TypeAdapter(Tier), read_yaml(path), str(path))
 
 
+def labels(tier: str) -> dict[str, str]:
+    """What models are called in figures, by role. Files of a run have the labels that it was made with."""
+    return {role: model.label or role for role, model in load_tier(tier).models.items()}
+
+
 @cache
 def resolve(tier: str, run: Run) -> RunConfig:
     """The settings of a run in a tier."""

@@ -20,7 +20,7 @@ import pandas as pd
 
 from ftis.config import Dataset, Node, RunConfig, load_run
 from ftis.errors import UserError, unknown
-from ftis.grid import SINGLE, Run, artefact_runs, load_grid, resolve, runs
+from ftis.grid import SINGLE, Run, artefact_runs, labels, load_grid, resolve, runs
 from ftis.methods import METHODS
 from ftis.stats import t_interval
 
@@ -69,14 +69,14 @@ def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
         yield name, float(value)
 
 
-def load_curves(run_dirs: Sequence[Path], metrics: Collection[str] | None = None) -> pd.DataFrame:
-    """Tidy curves of runs: one row a (run, node, step, metric).
+def load_curves(run_dirs: Sequence[Path], tier: str, metrics: Collection[str] | None = None) -> pd.DataFrame:
+    """Tidy curves of a tier's runs: one row a (run, node, step, metric).
 
     Columns: run, setup, method, g, split, variant, seed, node, role, label, step, metric, value. Metrics are
     named by their place in metrics.jsonl, joined by dots and without `validation`, e.g.
     `greedy.accuracy` (a fraction), `reward`, `filtered.foreign`. `metrics` keeps only those named.
     """
-    rows = []
+    rows, called = [], labels(tier)
     for folder in run_dirs:
         run = run_columns(folder.name)
         path = folder / "metrics.jsonl"
@@ -85,7 +85,7 @@ def load_curves(run_dirs: Sequence[Path], metrics: Collection[str] | None = None
             try:
                 for node in record["nodes"]:
                     rest = {k: v for k, v in node.items() if k not in ("node", "name", "label", "validation")}
-                    who = {"node": node["node"], "role": node["name"], "label": node["label"]}
+                    who = named(node, called)
                     for metric, value in _numbers({**(node.get("validation") or {}), **rest}):
                         if metrics is None or metric in metrics:
                             rows.append(
@@ -98,21 +98,21 @@ def load_curves(run_dirs: Sequence[Path], metrics: Collection[str] | None = None
     return pd.DataFrame(rows, columns=[*RUN_COLUMNS, "node", "role", "label", "step", "metric", "value"])
 
 
-def load_scores(run_dirs: Sequence[Path]) -> pd.DataFrame:
-    """Tidy scores of runs: one row a (run, node, benchmark).
+def load_scores(run_dirs: Sequence[Path], tier: str) -> pd.DataFrame:
+    """Tidy scores of a tier's runs: one row a (run, node, benchmark).
 
     Columns: run, setup, method, g, split, variant, seed, node, role, label, benchmark (id or ood), dataset,
     accuracy, low, high, n, format_rate, truncated.
     """
     fields = ["dataset", "accuracy", "low", "high", "n", "format_rate", "truncated"]
-    rows = []
+    rows, called = [], labels(tier)
     for folder in run_dirs:
         run = run_columns(folder.name)
         path = folder / "scores.json"
         scores = parse_json(read_text(path), str(path), path)
         try:
             for node in scores["nodes"]:
-                who = {"node": node["node"], "role": node["name"], "label": node["label"]}
+                who = named(node, called)
                 for benchmark, score in node["benchmarks"].items():
                     found = {field: score.get(field) for field in fields}
                     found["accuracy"] = float(score["accuracy"])
@@ -120,6 +120,12 @@ def load_scores(run_dirs: Sequence[Path]) -> pd.DataFrame:
         except (KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path}: lacks {error}; delete it and {make_target(path)}") from None
     return pd.DataFrame(rows, columns=[*RUN_COLUMNS, "node", "role", "label", "benchmark", *fields])
+
+
+def named(node: Mapping[str, Any], called: Mapping[str, str]) -> dict[str, Any]:
+    """A node of a run's files as the columns node, role and label: as its role is called now, else as it was."""
+    role, label = node["name"], node["label"]
+    return {"node": node["node"], "role": role, "label": called.get(role, label)}
 
 
 def run_columns(slug: str) -> dict[str, Any]:
@@ -184,7 +190,7 @@ def figure_data(figure_id: str, tier: str, run_dirs: Sequence[Path]) -> pd.DataF
     for run in needed:
         if run.cell not in {other.cell for other in given}:
             raise UserError(f"{figure_id}: lacks {run.cell}; name one with --run {run.slug}, {choose}")
-    curves = load_curves(run_dirs, {f"{how}.{what}" for how in DECODINGS for what in ("accuracy", "n")})
+    curves = load_curves(run_dirs, tier, {f"{how}.{what}" for how in DECODINGS for what in ("accuracy", "n")})
     curves[["decoding", "what"]] = curves["metric"].str.split(".", expand=True).reindex(columns=[0, 1])
     data = curves[curves["what"] == "accuracy"].drop(columns="what")
     held = {how: set(part["run"]) for how, part in data.groupby("decoding")}
@@ -666,7 +672,7 @@ def _make_table2(run_dirs: Sequence[Path], tier: str) -> tuple[pd.DataFrame, str
         raise UserError(
             f"table2: no runs given; name them with --run, or `snakemake -c1 paper_figures/{tier}/table2.csv`"
         )
-    table = table2(load_scores(run_dirs))
+    table = table2(load_scores(run_dirs, tier))
     return table, table2_tex(table, tier)
 
 

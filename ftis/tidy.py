@@ -19,8 +19,8 @@ import pandas as pd
 
 from ftis.data import load_problems
 from ftis.errors import UserError
-from ftis.grid import Run, benchmarks, resolve
-from ftis.paper import RUN_COLUMNS, make_target, parse_json, read_text, run_columns, write_files
+from ftis.grid import Run, benchmarks, labels
+from ftis.paper import RUN_COLUMNS, make_target, named, parse_json, read_text, run_columns, write_files
 from ftis.rewards import grade_many
 
 Tables = dict[str, pd.DataFrame]
@@ -52,12 +52,11 @@ QUESTIONS = 3
 def tidy(run_dirs: Sequence[Path], tier: str) -> Tables:
     """The tables of runs by name; raises `UserError` for a run that isn't finished."""
     rows: dict[str, list[dict]] = {name: [] for name in COLUMNS}
+    called = labels(tier)
     for folder in run_dirs:
-        run = Run.from_slug(folder.name)
-        labels = {node.name: (k, node.label or node.name) for k, node in enumerate(resolve(tier, run).nodes)}
-        if run.method != "start":
-            _add_training(folder, rows)
-        _add_scores(folder, labels, rows)
+        if Run.from_slug(folder.name).method != "start":
+            _add_training(folder, called, rows)
+        _add_scores(folder, called, rows)
     rows["completions"] = completions(run_dirs, tier)
     tables = {
         name: pd.DataFrame(rows[name], columns=columns).sort_values(ORDER[name], ignore_index=True)
@@ -68,7 +67,7 @@ def tidy(run_dirs: Sequence[Path], tier: str) -> Tables:
     return tables
 
 
-def _add_training(folder: Path, rows: dict[str, list[dict]]) -> None:
+def _add_training(folder: Path, called: Mapping[str, str], rows: dict[str, list[dict]]) -> None:
     final = parse_json(read_text(folder / "final.json"), str(folder / "final.json"), folder / "final.json")
     path = folder / "metrics.jsonl"
     totals: dict[int, dict[str, Any]] = {}
@@ -95,7 +94,7 @@ def _add_training(folder: Path, rows: dict[str, list[dict]]) -> None:
                     "grad_norm": round(node["grad_norm"], 4),
                     "seconds": round(sum(node["seconds"].get(phase, 0.0) for phase in PHASES), 2),
                 })  # fmt: skip
-                total = totals.setdefault(node["node"], {"role": node["name"], "label": node["label"]})
+                total = totals.setdefault(node["node"], named(node, called))
                 total["iterations"] = total.get("iterations", 0) + 1  # fewer for a node that was lost
                 for key in COUNTS:
                     total[key] = total.get(key, 0) + node[key]
@@ -106,10 +105,9 @@ def _add_training(folder: Path, rows: dict[str, list[dict]]) -> None:
             raise UserError(
                 f"{path}, line {number}: lacks {error}; delete it and {make_target(path)}"
             ) from None
-    for node, total in totals.items():
+    for total in totals.values():
         rows["runs"].append({
             **run_columns(folder.name),
-            "node": node,
             **{key: round(value, 3) if isinstance(value, float) else value for key, value in total.items()},
             "commit": commit_of(final),
             "recipe": final["recipe"],
@@ -139,7 +137,7 @@ def _validation(scores: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _add_scores(folder: Path, labels: dict[str, tuple[int, str]], rows: dict[str, list[dict]]) -> None:
+def _add_scores(folder: Path, called: Mapping[str, str], rows: dict[str, list[dict]]) -> None:
     path = folder / "scores.json"
     scores = parse_json(read_text(path), str(path), path)
     try:
@@ -156,10 +154,7 @@ def _add_scores(folder: Path, labels: dict[str, tuple[int, str]], rows: dict[str
                     "samples": score["samples"],
                 })  # fmt: skip
             if Run.from_slug(folder.name).method == "start":
-                index, label = labels[node["name"]]
-                rows["runs"].append({
-                    **run_columns(folder.name), "node": index, "role": node["name"], "label": label, "iterations": 0,
-                })  # fmt: skip
+                rows["runs"].append({**run_columns(folder.name), **named(node, called), "iterations": 0})
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: lacks {error}; delete it and {make_target(path)}") from None
 
@@ -184,14 +179,14 @@ def completions(run_dirs: Sequence[Path], tier: str) -> list[dict[str, Any]]:
     questions = {
         (role, p.id): p.question for role, b in benchmarks(tier).items() for p in load_problems(b.data)
     }
-    rows = []
+    rows, called = [], labels(tier)
     for folder, run in shown:
         if run.seed != seed:
             continue
         with open(folder / "generations.jsonl") as file:
             header = json.loads(next(file))
             wanted = _first_questions(header)
-            names = {s["node"]: (s["name"], s["label"]) for s in header["subjects"]}
+            subjects = {s["node"]: named(s, called) for s in header["subjects"]}
             counts: dict[tuple, set] = {}
             for line in file:
                 row = json.loads(line)
@@ -200,11 +195,11 @@ def completions(run_dirs: Sequence[Path], tier: str) -> list[dict[str, Any]]:
                     continue
                 ids.add(row["id"])
                 verdict = grade_many([(row["text"], row["gold"], row["task"])], shape=header["shape"])[0]
-                role, label = names[row["node"]]
+                subject = subjects[row["node"]]
                 benchmark = row["test"].removesuffix("_sampled")
                 rows.append({
-                    "run": folder.name, "method": run.method, "setup": run.setup, "role": role, "label": label,
-                    "seed": run.seed, "benchmark": benchmark, "id": row["id"],
+                    "run": folder.name, "method": run.method, "setup": run.setup, "role": subject["role"],
+                    "label": subject["label"], "seed": run.seed, "benchmark": benchmark, "id": row["id"],
                     "question": questions[benchmark, row["id"]], "gold": row["gold"], "sample": row["sample"],
                     "text": row["text"], "correct": verdict.answer, "format": verdict.format,
                 })  # fmt: skip

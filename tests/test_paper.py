@@ -29,7 +29,7 @@ def write_run(root: Path, slug: str, accuracy, ood=None, steps=(0, 5, 10)) -> Pa
     folder = root / "results" / TIER / "runs" / slug
     folder.mkdir(parents=True)
     names = [
-        {"node": k, "name": role, "label": load_tier(TIER).models[role].label}
+        {"node": k, "name": role, "label": f"{role} as it was called then"}
         for k, role in enumerate(run.roles)
     ]
     lines = []
@@ -145,7 +145,7 @@ def test_sampled_accuracy_is_drawn_below_greedy_where_every_run_has_it(size_pair
 
 
 def test_curves_are_tidy(size_pair):
-    curves = paper.load_curves(size_pair)
+    curves = paper.load_curves(size_pair, TIER)
     row = curves.query(
         "run == 'size_base-nois-vertical-s1' and node == 1 and step == 10 and metric == 'greedy.accuracy'"
     )
@@ -169,11 +169,11 @@ def test_curves_are_tidy(size_pair):
     foreign = curves[curves["metric"] == "filtered.foreign"]
     # 2 seeds x (1 + 1 + 2 nodes) x steps 1..10
     assert len(foreign) == 80 and set(foreign["value"]) == {0.25}
-    assert set(paper.load_curves(size_pair, {"reward"})["metric"]) == {"reward"}
+    assert set(paper.load_curves(size_pair, TIER, {"reward"})["metric"]) == {"reward"}
 
 
 def test_scores_are_tidy(size_pair):
-    scores = paper.load_scores(size_pair)
+    scores = paper.load_scores(size_pair, TIER)
     assert len(scores) == 2 * 4 * 2
     assert set(scores["benchmark"]) == {"id", "ood"}
     assert set(scores.loc[scores["benchmark"] == "id", "accuracy"]) == {0.9}
@@ -395,7 +395,7 @@ def test_table2_with_one_seed_has_no_interval(tmp_path):
 
 def test_table2_pairs_by_seed(tmp_path):
     runs = peft_runs(tmp_path, [0.40, 0.90], [0.45, 0.95])
-    table = paper.table2(paper.load_scores([run for run in runs if run.name != "alone-base_small-s1"]))
+    table = paper.table2(paper.load_scores([run for run in runs if run.name != "alone-base_small-s1"], TIER))
     assert table["seeds"].tolist() == [1, 2]
     assert table.loc[0, "ftis"] == pytest.approx(0.45)
 
@@ -404,7 +404,7 @@ def test_table2_rows_are_in_the_papers_order(tmp_path):
     runs = [
         write_run(tmp_path, run.slug, lambda *_: 0.5) for run in reversed(artefact_runs("table2", TIER, 1))
     ]
-    table = paper.table2(paper.load_scores(runs))
+    table = paper.table2(paper.load_scores(runs, TIER))
     assert table["setup"].tolist() == [s for s in load_grid().setups for _ in range(2)]
     assert table["paper_alone"].tolist() == [
         *(0.406, 0.575, 0.410, 0.478, 0.406, 0.410),
@@ -545,7 +545,7 @@ def test_malformed_metrics_name_the_line(size_pair, tmp_path):
     with (size_pair[0] / "metrics.jsonl").open("a") as file:
         file.write('{"step": 11, "nodes"')
     with pytest.raises(UserError, match="metrics.jsonl, line 12: not valid JSON"):
-        paper.load_curves(size_pair)
+        paper.load_curves(size_pair, TIER)
 
 
 def test_two_thresholds_do_not_fit_table2(tmp_path):

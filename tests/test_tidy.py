@@ -87,7 +87,7 @@ def test_tables_hold_what_the_runs_wrote(folders, tables):
     assert (row["setup"], row["method"], row["g"], row["split"], row["variant"]) == (
         "size_base", "ftis", "50", "vertical", "",
     )  # fmt: skip
-    assert (row["role"], row["label"], row["seed"], row["iterations"]) == ("base_large", "BASE_LARGE", 42, 2)
+    assert (row["role"], row["label"], row["seed"], row["iterations"]) == ("base_large", "S base", 42, 2)
     assert row["tokens_generated"] == sum(node["tokens_generated"] for node in large[1:])
     assert row["bytes_sent"] == sum(node["bytes_sent"] for node in large[1:]) > 0
     assert row["seconds_sample"] == pytest.approx(sum(n["seconds"]["sample"] for n in large[1:]), abs=2e-3)
@@ -111,6 +111,8 @@ def test_tables_hold_what_the_runs_wrote(folders, tables):
     assert (sampled["problems"], sampled["samples"]) == (6, 3)
     start = tables["runs"][tables["runs"]["method"] == "start"]
     assert list(start["role"]) == ["base_small"] and list(start["iterations"]) == [0]
+    # Models are called what the tier calls them now.
+    assert set(tables["runs"]["label"]) == set(tables["completions"]["label"]) == {"XS base", "S base"}
     assert "start-base_small-s42" not in set(tables["validation"]["run"])
     assert len(scores.loc["start-base_small-s42"]) == 4
 
@@ -178,11 +180,11 @@ def test_provenance_lists_what_the_runs_were_made_with(folders, tables, root):
 def test_an_ablation_compares_seed_by_seed(folders):
     runs = [folder for slug, folder in folders.items() if not slug.startswith("start")]
     data = ablation.ablation_data("cap", "tiny", runs).set_index(["method", "variant", "role"])
-    scores = load_scores(runs)
+    scores = load_scores(runs, "tiny")
     scores = scores[scores["benchmark"] == "id_sampled"].set_index(["run", "role"])["accuracy"]
     changed = scores["size_base-tis-vertical+c1-s42", "base_small"]
     row = data.loc["tis", "c1", "base_small"]
-    assert row["accuracy"] == changed and row["label"] == "C = 1"
+    assert row["accuracy"] == changed and (row["label"], row["model"]) == ("C = 1", "XS base")
     assert row["difference"] == pytest.approx(changed - scores["size_base-tis-vertical-s42", "base_small"])
     assert row["over_alone"] == pytest.approx(changed - scores["alone-base_small-s42", "base_small"])
     assert math.isnan(row["difference_low"]), "one seed has no interval"
@@ -209,7 +211,7 @@ def test_more_prompts_are_held_against_alone_as_it_would_train(folders, monkeypa
     ):
         row = {**run_columns(slug), "node": 0, "role": "base_small", "label": "XS", "benchmark": "id"}
         rows.append({**row, "accuracy": value})
-    monkeypatch.setattr(ablation, "load_scores", lambda _: pd.DataFrame(rows))
+    monkeypatch.setattr(ablation, "load_scores", lambda *_: pd.DataFrame(rows))
     monkeypatch.setattr(ablation, "load_curves", lambda *_: pd.DataFrame(columns=["run", "node", "value"]))
     monkeypatch.setattr(ablation, "_made", lambda _: dict.fromkeys((row["run"] for row in rows), MADE))
     data = ablation.ablation_data("batch", "tiny", [folders[SLUGS[1]]]).set_index(["method", "variant"])
@@ -228,7 +230,7 @@ def test_paired_intervals_by_hand(folders, monkeypatch):
         ):
             row = {**run_columns(slug), "node": 0, "role": "base_small", "label": "XS", "benchmark": "id"}
             rows.append({**row, "accuracy": value})
-    monkeypatch.setattr(ablation, "load_scores", lambda _: pd.DataFrame(rows))
+    monkeypatch.setattr(ablation, "load_scores", lambda *_: pd.DataFrame(rows))
     empty = pd.DataFrame(columns=["run", "node", "value"])
     monkeypatch.setattr(ablation, "load_curves", lambda *_: empty)
     monkeypatch.setattr(ablation, "_made", lambda _: dict.fromkeys((row["run"] for row in rows), MADE))

@@ -25,11 +25,16 @@ def plan(tmp_path):
     def call(*arguments, config=()):
         command = ["-s", ROOT / "Snakefile", "--directory", tmp_path, "-n", "--cores", "2", *arguments]
         code, printed = _snakemake(*command, *(["--config", *config] if config else []))
-        table = re.search(r"job +count\n-+ +-+\n(.*?)\n\n", printed, re.DOTALL)
-        jobs = dict(line.split() for line in table[1].splitlines()) if table else {}
-        return code, {rule: int(n) for rule, n in jobs.items() if rule != "total"}, printed
+        return code, _jobs(printed), printed
 
     return call
+
+
+def _jobs(printed):
+    """The number of jobs a rule."""
+    table = re.search(r"job +count\n-+ +-+\n(.*?)\n\n", printed, re.DOTALL)
+    jobs = dict(line.split() for line in table[1].splitlines()) if table else {}
+    return {rule: int(n) for rule, n in jobs.items() if rule != "total"}
 
 
 def _snakemake(*arguments):
@@ -114,31 +119,49 @@ def test_unknown_names_are_errors_that_say_what_exists(plan, target, config, mes
     assert "Traceback (most recent call last)" not in printed
 
 
-def test_answers_before_training_are_redone_when_their_model_changes(tmp_path):
-    """A model from outside has no file that could tell; a new label is no reason."""
+@pytest.fixture
+def made(tmp_path):
+    """Makes targets in a copy of the checkout, out of empty files; then the rules that a change in a settings file
+    would run again for them."""
     checkout = copy_checkout(tmp_path)
-    answers = "results/paper/runs/start-base_small-s42/generations.jsonl"
-    (checkout / answers).parent.mkdir(parents=True)
-    (checkout / answers).touch()
 
     def call(*arguments):
-        code, printed = _snakemake(answers, "-s", checkout / "Snakefile", "-d", checkout, "-c1", *arguments)
+        code, printed = _snakemake("-s", checkout / "Snakefile", "-d", checkout, "-c1", *arguments)
         assert code == 0, printed
         return printed
 
-    def changed(old, new):
-        tier = checkout / "workflow/config/tiers/paper.yaml"
-        text = tier.read_text()
-        assert text.count(old) == 1
-        tier.write_text(text.replace(old, new))
-        return call("-n")
+    def make(*targets):
+        for file in re.findall(r"^(\S+/\S+)\t", call(*targets, "--summary"), re.MULTILINE):
+            (checkout / file).parent.mkdir(parents=True, exist_ok=True)
+            (checkout / file).touch()
+        call(*targets, "--touch", "-F")
 
-    call("--touch", "-F")
-    assert "Nothing to be done" in changed('label: "1.5B"', 'label: "Small"')
-    printed = changed("8faed761d45a263340a0528343f099c05c9a4323", "f" * 40)
-    assert (
-        "answering the benchmarks with start-base_small-s42" in printed and "Params have changed" in printed
-    )
+        def changed(file, old, new):
+            path = checkout / "workflow/config" / file
+            text = path.read_text()
+            assert text.count(old) == 1
+            path.write_text(text.replace(old, new))
+            return set(_jobs(call(*targets, "-n")))
+
+        return changed
+
+    return make
+
+
+def test_answers_before_training_are_redone_when_their_model_changes(made):
+    """A model from outside has no file that could tell; a new label is no reason."""
+    changed = made("results/paper/runs/start-base_small-s42/scores.json")
+    assert not changed("tiers/paper.yaml", 'label: "1.5B"', 'label: "Small"')
+    old, new = "8faed761d45a263340a0528343f099c05c9a4323", "f" * 40
+    assert changed("tiers/paper.yaml", old, new) == {"generate", "score"}
+
+
+def test_a_changed_title_or_label_redraws_and_does_nothing_else(made):
+    shown = ("fig1.csv", "table2.csv", "claims.csv", "economics.csv")
+    changed = made(*(f"paper_figures/smoke/{file}" for file in shown))
+    drawn = changed("grid.yaml", 'title: "Model sizes, base"', 'title: "Sizes"')
+    assert drawn == {"table", "claims", "economics"}
+    assert changed("tiers/smoke.yaml", 'label: "XS base",', 'label: "XS",') == drawn | {"figure", "tidy"}
 
 
 def test_slurm_profile_runs_the_paper_tier_whatever_else_is_set():

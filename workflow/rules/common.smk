@@ -217,8 +217,7 @@ def ablation_options(wildcards):
 
 @_plainly
 def ablation_settings(wildcards):
-    labels = {role: model.label for role, model in grid.load_tier(wildcards.tier).models.items()}
-    return grid.settings_hash(grid.load_grid().ablations[wildcards.ablation], labels)
+    return grid.settings_hash(grid.load_grid().ablations[wildcards.ablation], grid.labels(wildcards.tier))
 
 
 def _tidy_runs(wildcards):
@@ -241,6 +240,17 @@ def tidy_options(wildcards):
 
 
 @_plainly
+def tidy_settings(wildcards):
+    return grid.settings_hash(grid.labels(wildcards.tier))
+
+
+@_plainly
+def shown_settings(wildcards):
+    """What is said of the tidy tables and figures: titles, questions, what the tier is."""
+    return grid.settings_hash(grid.load_grid(), grid.load_tier(wildcards.tier).about)
+
+
+@_plainly
 def report_inputs(wildcards):
     """The tier's artefacts, and of the ablations those that are asked for or already there."""
     tier = wildcards.tier
@@ -260,6 +270,7 @@ def report_inputs(wildcards):
 def artefact_settings(wildcards):
     """Titles, labels and, for the table of settings, the whole tier."""
     name = wildcards.get("figure") or wildcards.table
-    tier = grid.load_tier(wildcards.tier)
-    labels = {role: model.label for role, model in tier.models.items()}
-    return grid.settings_hash(grid.load_grid().artefacts[name], tier if name == "table1" else labels)
+    tier = grid.load_tier(wildcards.tier) if name == "table1" else grid.labels(wildcards.tier)
+    # Table 2 names the pairs.
+    titles = [setup.title for setup in grid.load_grid().setups.values()] if name == "table2" else []
+    return grid.settings_hash(grid.load_grid().artefacts[name], tier, *titles)

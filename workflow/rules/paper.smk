@@ -98,6 +98,7 @@ rule tidy:
         mem_mb=2000,
         runtime=15,
     params:
+        settings=tidy_settings,
         runs=tidy_options,
         out="paper_figures/{tier}",
     message:
@@ -123,6 +124,7 @@ rule claims:
         mem_mb=2000,
         runtime=15,
     params:
+        settings=shown_settings,
         tables=subpath(input.tables, parent=True),
         out=subpath(output[0], parent=True),
     message:
@@ -151,6 +153,7 @@ rule economics:
         mem_mb=2000,
         runtime=15,
     params:
+        settings=shown_settings,
         tables=subpath(input.tables, parent=True),
         out=subpath(output[0], parent=True),
     message:
@@ -206,6 +209,7 @@ rule report:
         mem_mb=2000,
         runtime=15,
     params:
+        settings=shown_settings,
         artefacts="paper_figures/{tier}",
         exact=subpath(input.exact, parent=True),
     message:

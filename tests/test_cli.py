@@ -1,7 +1,9 @@
 """The command line as a user meets it: help, errors in one line with exit code 2, runs without Snakemake."""
 
+import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -185,21 +187,39 @@ def test_a_run_from_one_file_then_evaluate(tmp_path, make_config, tiny):
     assert len(rows) == 8 and all(row["tokens"] and row["finish"] in ("stop", "length") for row in rows)
 
 
-def test_a_warm_start_waits_for_another_of_the_same_model(tmp_path, monkeypatch, capsys):
-    """The orphan of a killed Snakemake would replace the folder while runs read it."""
-    made = []
-    monkeypatch.setattr(tiny_models, "warm_start", lambda *_: made.append(1))
-    call = ["warm-start", "--tier", "smoke", "--model", "base_small", "--seed", "1"]
-    with state.only_writer(tmp_path / "model"):
-        second = threading.Thread(target=main, args=([*call, "--out", str(tmp_path / "model")],))
+@contextlib.contextmanager
+def waiting(path, capsys, *command):
+    """A command in a thread that waits for another to have written `path`; it goes on at the end of the block."""
+    second = threading.Thread(target=main, args=(list(map(str, command)),))
+    with state.only_writer(path):
         second.start()
-        while "model: another process is writing it" not in capsys.readouterr().err:
+        while f"{path.name}: another process is writing it" not in capsys.readouterr().err:
             assert second.is_alive()
             time.sleep(0.01)
+        yield
+    second.join(120)
+
+
+def test_a_warm_start_waits_for_another_of_the_same_model(tmp_path, monkeypatch, capsys):
+    """The orphan of a killed Snakemake would replace the folder while runs read it."""
+    made, out = [], tmp_path / "model"
+    monkeypatch.setattr(tiny_models, "warm_start", lambda *_: made.append(1))
+    command = ("warm-start", "--tier", "smoke", "--model", "base_small", "--seed", "1", "--out", out)
+    with waiting(out, capsys, *command):
         assert not made
-    second.join(60)
-    assert made
-    assert not list(tmp_path.iterdir())
+    assert made and not list(tmp_path.iterdir())
+
+
+def test_answers_wait_for_another_job_that_gives_them(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "results/smoke/runs/start-base_small-s1"
+    shutil.copytree(tiny / "base", tmp_path / "results/smoke/models/base_small-s1")
+    shutil.copytree(tiny / "data", tmp_path / "results/smoke/data")
+    command = ("generate", "--tier", "smoke", "--run", folder.name)
+    with waiting(folder / "generations.jsonl", capsys, *command):
+        assert not (folder / "generations.jsonl").exists()
+    assert [p.name for p in folder.iterdir()] == ["generations.jsonl"]
+    assert main([*command]) == 0 and "is finished; nothing to do" in capsys.readouterr().err
 
 
 def test_a_model_that_is_not_there_leaves_nothing_behind(tmp_path, make_config):

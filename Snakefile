@@ -1,6 +1,7 @@
 # The whole paper as one graph: models -> training -> generation -> scores -> figures and tables.
 # A path names its own tier (results/{tier}/..., paper_figures/{tier}/...); the config decides only what the
 # targets below mean: snakemake --cores all --config tier=tiny grid=full seeds=3
+import snakemake.benchmark
 from snakemake.utils import min_version
 
 min_version("9.19")
@@ -16,6 +17,11 @@ if workflow.scheduling_settings is not None:
     limit = workflow.scheduling_settings.max_jobs_per_timespan
     if limit is not None and (limit.max_jobs, limit.timespan) == (100, 1):
         workflow.scheduling_settings.max_jobs_per_timespan = None
+
+# For `benchmark` it reads the memory maps of a job's processes, twice a second in the first 15 seconds and every 30
+# after that, which took 3 to 4 % of the tiny tier's CPU time. Every 2 seconds for a minute costs a quarter in jobs of
+# half a minute, and sees more of their peak.
+snakemake.benchmark.BENCHMARK_INTERVAL_SHORT = 2.0
 
 
 onstart:

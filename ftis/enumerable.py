@@ -4,7 +4,8 @@ A policy is a table of logits, one row a prefix; completions have L tokens of a 
 them are right (reward 1). The update of each completion comes from `ftis.objective.grpo_loss`, the code
 that trains; this module only takes its expectation. That is exact because rewards are binary: the
 advantage of a completion depends on the others of its group through the number of their successes alone,
-which is a sum of binomials, and given the rewards completions are independent.
+which is a sum of binomials, and given the rewards completions are independent. It is quick because an
+advantage's sign is that of the reward, and the update is in proportion to its size.
 
 Shapes: S = V^L completions, L tokens, H prefixes of length < L, G completions a group. Policies are
 (H, V) float64 logits, log-probs (S, L) and distances in nats. An "update" is the direction of ascent.
@@ -147,19 +148,21 @@ def advantage_table(size: int, readings: Readings) -> Tensor:
     return table
 
 
-def update_weights(objective: Objective, problem: Problem, part: Part, advantages_SG: Tensor) -> Tensor:
-    """Factor of grad log pi_theta(token) in a completion's update, for each of its possible advantages.
+def update_weights(objective: Objective, problem: Problem, part: Part) -> Tensor:
+    """Factor of grad log pi_theta(token) in a completion's update a unit of its advantage's size, (S, L).
 
-    One call of the project's loss over all completions and success counts: (S, G) -> (S, G, L).
+    One call of the project's loss over all completions, right ones with an advantage of 1, others with -1.
+    Raises ValueError for the clip as printed, under which an update isn't in proportion to the advantage.
     """
-    (s, g), length = advantages_SG.shape, problem.tokens.shape[1]
-    logp = token_logps(problem, problem.theta).repeat_interleave(g, 0).requires_grad_()
-    gen = part.logp_gen.repeat_interleave(g, 0)
-    mask = torch.ones_like(gen, dtype=torch.bool)
-    own, width = torch.full((s * g,), part.own), torch.full((s * g,), length)
-    loss = grpo_loss(objective, logp, gen, mask, advantages_SG.flatten(), own, width)
-    weights = -torch.autograd.grad(loss.total, logp)[0].unflatten(0, (s, g))
-    return weights if part.left_out is None else weights * ~part.left_out[:, None, None]
+    if objective.readings.clip == "literal":
+        raise ValueError("readings.clip: the moments of the literal clip are not computed; use 'ratio'")
+    s, length = problem.tokens.shape
+    logp = token_logps(problem, problem.theta).requires_grad_()
+    mask = torch.ones_like(logp, dtype=torch.bool)
+    own, width = torch.full((s,), part.own), torch.full((s,), length)
+    loss = grpo_loss(objective, logp, part.logp_gen, mask, 2 * problem.rewards - 1, own, width)
+    weights = -torch.autograd.grad(loss.total, logp)[0]
+    return weights if part.left_out is None else weights * ~part.left_out[:, None]
 
 
 def group_moments(
@@ -169,10 +172,10 @@ def group_moments(
 
     With u_i a member's update, which depends on its completion and on how many others succeed:
     E|sum u_i|^2 = sum E|u_i|^2 + sum over pairs of E[u_i . u_j]. Given both rewards and the successes s
-    of the rest, i and j are independent, so a pair's term needs only each one's mean by (reward, count).
+    of the rest, i and j are independent, so a pair's term needs only each one's mean by reward.
     """
     size = sum(part.n for part in parts)
-    table = advantage_table(size, objective.readings)
+    sizes = advantage_table(size, objective.readings).abs()
     right = problem.rewards.long()
     chances = [float(part.logp_gen.sum(-1).exp() @ problem.rewards) for part in parts]
 
@@ -185,29 +188,26 @@ def group_moments(
     pi = problem.theta.softmax(-1)
     # |grad log pi(token)|^2; the tokens of a completion lie in different rows, so squared norms add up.
     norm_SL = (1 - 2 * pi + pi.square().sum(-1, keepdim=True)).flatten()[problem.cell]
-    mean, square, means_by_count = torch.zeros_like(problem.theta), 0.0, []
+    mean, square, means = torch.zeros_like(problem.theta), 0.0, []
     for k, part in enumerate(parts):
-        weights_SGL = update_weights(objective, problem, part, table[right])
-        chance_S = part.logp_gen.sum(-1).exp()
-        drawn = weights_SGL * chance_S[:, None, None]
-        # (2, G, H, V): the mean update of a completion with reward r and s other successes, times P(r).
-        by_count = torch.stack(
-            [score_sum(problem, (drawn * (right == r)[:, None, None]).transpose(0, 1)) for r in (0, 1)]
-        )
-        means_by_count.append(by_count)
-        mean += part.n * torch.einsum("rshv,s->hv", by_count, others(k))
-        square += part.n * float(
-            torch.einsum("sgl,sgl,sl,g->", drawn, weights_SGL, norm_SL, others(k)) if variance else math.nan
-        )
+        weights_SL = update_weights(objective, problem, part)
+        drawn_SL = weights_SL * part.logp_gen.sum(-1).exp()[:, None]
+        # (2, H, V): the mean update of a completion by its reward, for an advantage of size 1, times P(reward).
+        by_reward = score_sum(problem, torch.stack([drawn_SL * (right == r)[:, None] for r in (0, 1)]))
+        means.append(by_reward)
+        rest = others(k)
+        mean += part.n * torch.einsum("rhv,r->hv", by_reward, sizes @ rest)
+        if variance:
+            squares_S = (drawn_SL * weights_SL * norm_SL).sum(-1)
+            square += part.n * float((sizes.square() @ rest)[right] @ squares_S)
     for a, b in product(range(len(parts)), repeat=2) if variance else ():
         pairs = parts[a].n * (parts[b].n - (a == b))
         if pairs:
-            rest = others(a, b)
+            rest, dots = others(a, b), torch.einsum("xhv,yhv->xy", means[a], means[b]).tolist()
             for ra, rb in product((0, 1), repeat=2):
-                first = means_by_count[a][ra, rb : rb + size - 1]
-                second = means_by_count[b][rb, ra : ra + size - 1]
-                square += pairs * float(torch.einsum("shv,shv,s->", first, second, rest))
-    return Moments(mean, square)
+                both = sizes[ra, rb : rb + size - 1] * sizes[rb, ra : ra + size - 1]
+                square += pairs * dots[ra][rb] * float(both @ rest)
+    return Moments(mean, square if variance else math.nan)
 
 
 def swarm_update(groups: Sequence[tuple[Moments, int]], samples: int) -> tuple[Tensor, float]:

@@ -22,6 +22,7 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import torch
+from scipy.optimize import brentq
 from torch import Tensor
 
 from ftis.config import Readings
@@ -116,8 +117,8 @@ def expert(problem: Problem, kind: str, seed: int) -> Tensor:
 def at_distance(problem: Problem, towards: Tensor, distance: float) -> Tensor:
     """Logits theta + x (towards - theta), x >= 0, whose true KL to theta is `distance` nats.
 
-    By bisection, to 1e-9. x may exceed 1; where the way ends before the distance is reached (a policy
-    that is certain of everything), that is an error.
+    To 1e-9. x may exceed 1; where the way ends before the distance is reached (a policy that is certain of
+    everything), that is an error.
     """
     if distance == 0:
         return problem.theta
@@ -126,15 +127,12 @@ def at_distance(problem: Problem, towards: Tensor, distance: float) -> Tensor:
     def reached(x: float) -> float:
         return kl(token_logps(problem, problem.theta + x * way), own)
 
-    low, high = 0.0, 1.0
+    high = 1.0
     while reached(high) < distance:
         if high > 64:
             raise ValueError(f"no policy on the way to this expert is {distance} nats from theta")
         high *= 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if reached(middle) < distance else (low, middle)
-    return problem.theta + low * way
+    return problem.theta + brentq(lambda x: reached(x) - distance, 0.0, high, xtol=1e-12) * way
 
 
 # ---------------------------------------------------------------- cases and measures
@@ -368,7 +366,7 @@ def halves_study() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-RATE, ITERATIONS, RUNS = 5.0, 50, 4
+RATE, ITERATIONS = 5.0, 50
 STARTS = (("stronger", 1.0), ("stronger", 4.0), ("hard", 1.0), ("hard", 4.0))
 """(kind, KL(gen || theta) in nats) before the first step."""
 NODES = ("learner", "stronger")
@@ -395,13 +393,13 @@ def train(problem: Problem, logits: Sequence[Tensor], case: Case) -> Iterator[li
 
 
 def training_study() -> pd.DataFrame:
-    """One row a (problem, kind, start, method, node, step), of the first RUNS problems.
+    """One row a (problem, kind, start, method, node, step).
 
     Two nodes train together, the second a stronger expert at `start` nats. Columns: reward, the chance of
     a right completion; kl, the true KL(other node || node) in nats.
     """
     rows = []
-    for seed, (kind, start), method in product(range(RUNS), STARTS, METHODS):
+    for seed, (kind, start), method in product(range(PROBLEMS), STARTS, METHODS):
         problem = make_problem(seed, CHANCES.get(kind, USUAL))
         foreign = at_distance(problem, expert(problem, kind, seed), start)
         case = Case("methods", method, threshold(method))
@@ -537,7 +535,7 @@ def standard_errors(rows: Mapping[str, pd.DataFrame], found: pd.DataFrame) -> li
     rows: the tables by problem. nan of one problem, of a choice (the best g), and where leaving a problem out changes
     what is named or makes it infinite.
     """
-    if min(PROBLEMS, RUNS) < 2:
+    if PROBLEMS < 2:
         return [math.nan] * len(found)
     names, without = ["topic", "finding", "where"], []
     for left_out in range(PROBLEMS):
@@ -547,11 +545,9 @@ def standard_errors(rows: Mapping[str, pd.DataFrame], found: pd.DataFrame) -> li
         }
         again = findings(means).set_index(names)["value"]
         without.append(again.reindex(pd.MultiIndex.from_frame(found[names])).to_numpy(float))
-    problems = np.where(found["topic"] == "training", RUNS, PROBLEMS)
-    # A table without that problem gives the finding itself, which adds nothing.
     away = np.square(np.array(without) - found["value"].to_numpy(float)).sum(0)
     chosen = found["finding"].str.startswith("g of the largest worth")
-    return np.where(chosen, math.nan, np.sqrt((problems - 1) / problems * away)).tolist()
+    return np.where(chosen, math.nan, np.sqrt((PROBLEMS - 1) / PROBLEMS * away)).tolist()
 
 
 def make_exact(out: Path) -> None:

@@ -131,7 +131,6 @@ def test_standard_errors_of_a_mean_are_its_own(monkeypatch):
     rows = {"exact": pd.DataFrame({"problem": range(4), "kind": "peer", "worth": values})}
     monkeypatch.setattr(exact, "TABLES", {"exact": (None, ("kind",), ())})
     monkeypatch.setattr(exact, "PROBLEMS", 4)
-    monkeypatch.setattr(exact, "RUNS", 4)
 
     def found(tables):
         value = tables["exact"]["worth"].iloc[0]
@@ -250,6 +249,14 @@ def test_gain_at_a_learning_rate_is_the_slope_of_the_reward(monkeypatch):
     assert found["progress_norm"] < found["cosine"]
 
 
+def test_the_literal_clip_is_refused():
+    problem = small()
+    with pytest.raises(ValueError, match="readings.clip"):
+        group_moments(
+            objective("nois", readings=Readings(clip="literal")), problem, [Part(own(problem), 2, True)]
+        )
+
+
 # ---------------------------------------------------------------- against sampling
 
 
@@ -338,7 +345,7 @@ def test_expected_training_alone_learns_and_follows_the_gradient():
 
 
 def test_make_exact_writes_everything(tmp_path, monkeypatch):
-    for name, value in {"PROBLEMS": 1, "RUNS": 1, "ITERATIONS": 10, "DISTANCES": (0.0, 1.0, 2.0)}.items():
+    for name, value in {"PROBLEMS": 1, "ITERATIONS": 10, "DISTANCES": (0.0, 1.0, 2.0)}.items():
         monkeypatch.setattr(exact, name, value)
     monkeypatch.setattr(exact, "make_problem", lambda seed, chances: small(seed))
     # Every figure is drawn, one is written out: that takes most of the time.

@@ -18,9 +18,9 @@ if workflow.scheduling_settings is not None:
     if limit is not None and (limit.max_jobs, limit.timespan) == (100, 1):
         workflow.scheduling_settings.max_jobs_per_timespan = None
 
-# For `benchmark` it reads the memory maps of a job's processes, twice a second in the first 15 seconds and every 30
-# after that, which took 3 to 4 % of the tiny tier's CPU time. Every 2 seconds for a minute costs a quarter in jobs of
-# half a minute, and sees more of their peak.
+# For `benchmark` it reads the memory maps of a job's processes, 30 times in the job's first 15 seconds, which took 3 %
+# of the tiny tier's CPU time. Spread over a minute these cost half of that in jobs of half a minute, and see more of
+# their peak.
 snakemake.benchmark.BENCHMARK_INTERVAL_SHORT = 2.0
 
 

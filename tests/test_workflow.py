@@ -213,6 +213,33 @@ def test_small_tier_warms_its_models_up_first(plan):
     assert "tokenizer" not in jobs and "tiny_data" not in jobs
 
 
+# Snakemake's command line, but for jobs: it says what limit they would be started under.
+LIMIT = """
+import sys
+from snakemake.cli import main
+from snakemake.scheduling.job_scheduler import JobScheduler
+
+def schedule(self):
+    limiter = self.job_rate_limiter
+    print("limit:", limiter and (limiter.max_jobs, limiter.timespan))
+    return True
+
+JobScheduler.schedule = schedule
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(("own", "limit"), [((), "None"), (("--max-jobs-per-timespan", "5/1m"), "(5, 60.0)")])
+def test_only_a_rate_limit_of_ones_own_is_in_force_when_jobs_start(tmp_path, own, limit):
+    (tmp_path / "workflow").symlink_to(ROOT / "workflow")
+    command = [sys.executable, "-c", LIMIT, "-s", ROOT / "Snakefile", "--directory", tmp_path, "-c1", *own]
+    done = subprocess.run(
+        [*command, "--nolock", "--", "results/smoke/models/tokenizer/tokenizer.json"],
+        check=False, capture_output=True, text=True, cwd=ROOT,
+    )  # fmt: skip
+    assert f"limit: {limit}\n" in done.stdout, done.stdout + done.stderr
+
+
 def test_lint_has_only_its_environment_hint():
     _, printed = _snakemake("--lint")
     hints = re.findall(r"^ {4}\* (.*)$", printed, re.MULTILINE)

@@ -37,9 +37,9 @@ def _jobs(printed):
     return {rule: int(n) for rule, n in jobs.items() if rule != "total"}
 
 
-def _snakemake(*arguments):
+def _snakemake(*arguments, program=("-m", "snakemake")):
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SNAKEMAKE", "FTIS"))}
-    command = [sys.executable, "-m", "snakemake", "--nolock", *arguments]
+    command = [sys.executable, *program, "--nolock", *arguments]
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, env=clean)
     return done.returncode, done.stdout + done.stderr
 
@@ -232,12 +232,10 @@ main(sys.argv[1:])
 @pytest.mark.parametrize(("own", "limit"), [((), "None"), (("--max-jobs-per-timespan", "5/1m"), "(5, 60.0)")])
 def test_only_a_rate_limit_of_ones_own_is_in_force_when_jobs_start(tmp_path, own, limit):
     (tmp_path / "workflow").symlink_to(ROOT / "workflow")
-    command = [sys.executable, "-c", LIMIT, "-s", ROOT / "Snakefile", "--directory", tmp_path, "-c1", *own]
-    done = subprocess.run(
-        [*command, "--nolock", "--", "results/smoke/models/tokenizer/tokenizer.json"],
-        check=False, capture_output=True, text=True, cwd=ROOT,
-    )  # fmt: skip
-    assert f"limit: {limit}\n" in done.stdout, done.stdout + done.stderr
+    command = ["-s", ROOT / "Snakefile", "--directory", tmp_path, "-c1", *own]
+    target = "results/smoke/models/tokenizer/tokenizer.json"
+    _, printed = _snakemake(*command, "--", target, program=("-c", LIMIT))
+    assert f"limit: {limit}\n" in printed, printed
 
 
 def test_lint_has_only_its_environment_hint():

@@ -22,7 +22,7 @@ check-all: $(VENV)/.installed
 
 # vLLM pins packages of its own, so it has an environment of its own.
 test-vllm: .venv-vllm/.installed
-	.venv-vllm/bin/python -m pytest tests/test_vllm.py
+	.venv-vllm/bin/python -m pytest tests/model/test_vllm.py
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -35,7 +35,7 @@ format: $(VENV)/.installed
 
 # After a change of the settings' classes.
 schemas: $(VENV)/.installed
-	$(BIN)/python -m ftis.grid
+	$(BIN)/python -m ftis.suite.grid
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed, and none of python3.11 ... python3 is" >&2; exit 1; }

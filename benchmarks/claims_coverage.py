@@ -2,7 +2,7 @@
 
     python benchmarks/claims_coverage.py
 
-Runs the code that judges the claims (`ftis.verdicts`, `ftis.claims`) on noise of known shape: that
+Runs the code that judges the claims (`ftis.study.verdicts`, `ftis.papers.ftis.claims`) on noise of known shape: that
 of a run; an effect is a difference of two runs of a seed. About a minute on one core. Writes
 benchmarks/results/claims_coverage.json; docs/claims.md quotes it.
 """
@@ -14,9 +14,9 @@ import numpy as np
 import record
 
 from ftis import stats
-from ftis.claims import CLAIMS
-from ftis.grid import load_grid
-from ftis.verdicts import ALPHA, MARGIN, Component, decide, decisive
+from ftis.papers.ftis.claims import CLAIMS
+from ftis.study.verdicts import ALPHA, MARGIN, Component, decide, decisive
+from ftis.suite.grid import load_grid
 
 Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import measures
 import record
 
-from ftis import grid
+from ftis.suite import grid
 
 ROOT = Path(__file__).parent.parent
 TARGETS = ("runs", "all")

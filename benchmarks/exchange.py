@@ -24,14 +24,14 @@ import torch
 from measures import spread
 
 from ftis.config import Dataset
-from ftis.data import load_problems
-from ftis.inbox import Expected, receive
-from ftis.message import BYTES_A_TOKEN, Message, Rollouts, decode, encode, pack
-from ftis.policy import load_policy
-from ftis.prompts import encode_prompt
-from ftis.rollout import Request, SamplingParams, TransformersSampler
-from ftis.swarm import owner
-from ftis.tiny import DataSettings, TinyModel, make_data, make_tokenizer, warm_start
+from ftis.model.policy import load_policy
+from ftis.model.sampler import Request, SamplingParams, TransformersSampler
+from ftis.swarm.inbox import Expected, receive
+from ftis.swarm.message import BYTES_A_TOKEN, Message, Rollouts, decode, encode, pack
+from ftis.swarm.share import owner
+from ftis.tasks.problems import load_problems
+from ftis.tasks.prompts import encode_prompt
+from ftis.tasks.tiny.models import DataSettings, TinyModel, make_data, make_tokenizer, warm_start
 
 NODES = (2, 4, 8, 16)
 RUN = bytes(8)

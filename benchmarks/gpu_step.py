@@ -27,12 +27,12 @@ if __name__ == "__main__" and any(os.environ.get(k) != v for k, v in RETURN_AT_O
 import numpy as np
 import torch
 
-from ftis import cost, memory
 from ftis.config import RUN_CONFIG, parse
-from ftis.data import Problem
 from ftis.errors import UserError
-from ftis.policy import Policy, add_lora, pick_device
-from ftis.train import Participant
+from ftis.model.policy import Policy, add_lora, pick_device
+from ftis.suite import cost, memory
+from ftis.swarm.loop import Participant
+from ftis.tasks.problems import Problem
 
 SHAPES = {
     # arXiv 2409.12186, table 1; the padded vocabulary is that of the checkpoints.

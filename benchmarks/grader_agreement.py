@@ -18,7 +18,7 @@ from pathlib import Path
 from math_verify import parse, verify
 
 from ftis.provenance import versions
-from ftis.rewards import FORMATS, grade_many
+from ftis.tasks.grading.verdict import FORMATS, grade_many
 
 logging.disable(logging.CRITICAL)  # math-verify logs each of its own timeouts
 TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)

@@ -41,7 +41,7 @@ SMALL = {"prompts": 2, "group": 4, "tokens": 64, "iterations": 4, "micro_batch_t
 def questions(count: int) -> list[dict]:
     import random
 
-    from ftis.tiny_data import make_problem
+    from ftis.tasks.tiny.problems import make_problem
 
     rng = random.Random(0)
     problems = [make_problem(rng, rng.choice((2, 3))) for _ in range(count)]
@@ -70,8 +70,8 @@ def ours(model: str, size: dict, threads: int, scratch: Path) -> dict:
     began = time.perf_counter()
     import torch
 
-    from ftis import train
     from ftis.config import recipe_hash
+    from ftis.swarm import loop as train
 
     torch.set_num_threads(threads)
     held = peak_mib()
@@ -99,7 +99,7 @@ def trl(model: str, size: dict, threads: int, scratch: Path) -> dict:
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from ftis.rewards import grade_many
+    from ftis.tasks.grading.verdict import grade_many
 
     logging.disable(logging.WARNING)
     torch.set_num_threads(threads)
@@ -166,7 +166,7 @@ def shaped(name: str, folder: Path, warm_steps: int = 0) -> str:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from ftis.tiny import EOS, TinyModel, build_model, make_tokenizer, vocabulary, warm_start
+    from ftis.tasks.tiny.models import EOS, TinyModel, build_model, make_tokenizer, vocabulary, warm_start
 
     if (folder / "warm.json").exists():
         return str(folder)

@@ -17,10 +17,10 @@ import one_thread  # noqa: F401
 import record
 import torch
 
-from ftis import grid
 from ftis.config import Dataset, Validation
-from ftis.tiny import make_data, make_tokenizer, warm_start
-from ftis.train import train
+from ftis.suite import grid
+from ftis.swarm.loop import train
+from ftis.tasks.tiny.models import make_data, make_tokenizer, warm_start
 
 SEEDS = (42, 1, 2)
 

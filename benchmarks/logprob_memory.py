@@ -6,7 +6,7 @@
 Each measurement is a process of its own with one thread, the paths in turn: peak memory above what it held before (the
 weights and hidden states), and CPU seconds of one pass after a small one that warms up; median and range. Paths:
 `plain` (log_softmax of the whole logits), `recompute` (chunks computed again in the backward), `ours`
-(ftis.logprob_head.accumulate), and `trl` (its chunked head, where TRL is installed; on a CPU its tiles of 4,096 tokens
+(ftis.model.logprobs.accumulate), and `trl` (its chunked head, where TRL is installed; on a CPU its tiles of 4,096 tokens
 by 32,768 ids keep several temporaries of 512 MiB). A path that would not fit in memory is left out, and so are `trl`
 and `recompute` at more tokens than --trl-tokens, since they take long. Puts its rows into
 benchmarks/results/logprob_memory.json.
@@ -26,7 +26,7 @@ import record
 import torch
 from measures import peak_mib, spread, trl_version
 
-from ftis.logprob_head import TokenLogprob, accumulate
+from ftis.model.logprobs import TokenLogprob, accumulate
 
 VOCABULARY, WIDTH, LENGTH = 151_936, 256, 256
 PATHS = ("plain", "trl", "recompute", "ours")

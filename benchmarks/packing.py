@@ -19,9 +19,9 @@ import torch
 from measures import spread
 from transformers import AutoModelForCausalLM
 
-from ftis.logprob_head import TokenLogprob
-from ftis.policy import load_policy
-from ftis.tiny import build_model, make_tokenizer
+from ftis.model.logprobs import TokenLogprob
+from ftis.model.policy import load_policy
+from ftis.tasks.tiny.models import build_model, make_tokenizer
 
 
 def padded(model, prompts, completions) -> torch.Tensor:

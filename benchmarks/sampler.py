@@ -27,10 +27,10 @@ import torch
 from grpo_step import questions, shaped
 from measures import spread
 
-from ftis.policy import load_policy
-from ftis.prompts import encode_prompt
+from ftis.model.policy import load_policy
+from ftis.model.sampler import Request, SamplingParams, TransformersSampler
 from ftis.provenance import versions
-from ftis.rollout import Request, SamplingParams, TransformersSampler
+from ftis.tasks.prompts import encode_prompt
 
 GROUP, TOKENS = 12, 48
 SIDES = ("ours", "generate", "vllm")
@@ -79,7 +79,7 @@ def measure(folder: str, policy, prompts: list[list[int]], sides: list[str], tur
     sample = {"ours": through(TransformersSampler(policy)), "generate": partial(generate, policy)}
     clock = dict.fromkeys(sides, time.process_time)
     if "vllm" in sides:
-        from ftis.vllm_sampler import VllmSampler
+        from ftis.model.vllm.sampler import VllmSampler
 
         engine = VllmSampler(folder, None, policy.tokenizer, "float32", 128, GROUP * len(prompts))
         sample["vllm"] = through(engine)

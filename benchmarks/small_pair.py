@@ -18,10 +18,10 @@ import time
 from pathlib import Path
 
 from ftis.config import RUN_CONFIG, Dataset, parse
-from ftis.data import load_problems
 from ftis.provenance import provenance, write_json
-from ftis.sft import WarmStart, warm_start
-from ftis.train import train
+from ftis.runs.warm_start import WarmStart, warm_start
+from ftis.swarm.loop import train
+from ftis.tasks.problems import load_problems
 
 QUESTIONS = 32
 WARM = WarmStart(steps=24, batch=8, learning_rate=1e-4, micro_batch=8)

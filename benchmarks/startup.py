@@ -26,7 +26,8 @@ from ftis.config import to_dict
 # What an iteration would do is left out: the process ends.
 BEGIN = """
 import os
-from ftis import cli, train
+from ftis.cli import main as cli
+from ftis.swarm import loop as train
 train.Swarm.iteration = lambda *_: os._exit(0)
 cli.main()
 """

@@ -24,8 +24,8 @@ import torch
 from grpo_step import TINY, run_config, shaped
 from measures import spread
 
-from ftis import train
 from ftis.config import recipe_hash
+from ftis.swarm import loop as train
 
 PHASES = ("sample", "grade", "update")
 

@@ -30,15 +30,15 @@ import one_thread  # noqa: F401
 import record
 import torch
 
-from ftis import grid
 from ftis.config import Dataset, Validation
-from ftis.data import load_problems
-from ftis.evaluate import complete, summary
-from ftis.policy import load_policy
-from ftis.rewards import grade_many
-from ftis.rollout import TransformersSampler
-from ftis.tiny import make_data, make_tokenizer, warm_start
-from ftis.train import train
+from ftis.model.policy import load_policy
+from ftis.model.sampler import TransformersSampler
+from ftis.runs.answers import complete, summary
+from ftis.suite import grid
+from ftis.swarm.loop import train
+from ftis.tasks.grading.verdict import grade_many
+from ftis.tasks.problems import load_problems
+from ftis.tasks.tiny.models import make_data, make_tokenizer, warm_start
 
 SEEDS = (1001, 1002)
 WARM = ((0.02, 1500, 1235), (0.04, 1500, 1235), (0.04, 2000, 1425))

@@ -19,9 +19,9 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
 from ftis.errors import UserError, unknown
-from ftis.methods import METHODS
-from ftis.prompts import PROMPTS
-from ftis.rewards import FORMATS
+from ftis.method.methods import METHODS
+from ftis.tasks.grading.verdict import FORMATS
+from ftis.tasks.prompts import PROMPTS
 
 settings = dataclass(
     frozen=True, kw_only=True, config=ConfigDict(extra="forbid", use_attribute_docstrings=True)
@@ -40,7 +40,7 @@ class Readings:
     kl_estimator: Literal["gen_theta", "theta_gen_literal", "k3_gen_theta", "k3_code", "is_theta_gen"] = (
         "gen_theta"
     )
-    """Which per-token estimator the filter compares with g (see `ftis.objective.KL_ESTIMATORS`)."""
+    """Which per-token estimator the filter compares with g (see `ftis.method.objective.KL_ESTIMATORS`)."""
     kl_reduction: Literal["sum", "mean", "padded_mean"] = "sum"
     """Over a completion's tokens: sum, mean, or mean over the width of its padded group."""
     advantage_scale: Literal["std", "none"] = "std"
@@ -146,7 +146,7 @@ class Rollout:
     """How completions are sampled."""
 
     prompt: str = "tiny-v1"
-    """Key of `ftis.prompts.PROMPTS`."""
+    """Key of `ftis.tasks.prompts.PROMPTS`."""
     max_new_tokens: int = Field(default=760, ge=1)
     """Completion budget; a completion that reaches it without eos is marked truncated."""
     max_total_tokens: int | None = Field(default=None, ge=2)
@@ -212,7 +212,7 @@ class RunConfig:
     train: Dataset
     validation: Validation = Validation()
     method: str = "ftis"
-    """Key of `ftis.methods.METHODS`."""
+    """Key of `ftis.method.methods.METHODS`."""
     threshold: float | None = Field(default=None, gt=0)
     """g, the filter's KL threshold; filtered methods need it, the others refuse it."""
     split: Literal["vertical", "horizontal"] = "vertical"
@@ -238,7 +238,7 @@ class RunConfig:
     and explained in state/nonfinite; weights that aren't finite end the run at once."""
     readings: Readings = Readings()
     reward: str = "strict"
-    """Key of `ftis.rewards.FORMATS`: what shape a completion must have to earn a reward."""
+    """Key of `ftis.tasks.grading.verdict.FORMATS`: what shape a completion must have to earn a reward."""
     rollout: Rollout = Rollout()
     optim: Optim = Optim()
     checkpoint_every: int = Field(default=10, ge=1)

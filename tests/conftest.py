@@ -24,7 +24,7 @@ def tiny(tmp_path_factory) -> Path:
     answers is right, and coder/, which writes the format."""
     import torch
 
-    from ftis.tiny import DataSettings, TinyModel, make_data, make_tokenizer, warm_start
+    from ftis.tasks.tiny.models import DataSettings, TinyModel, make_data, make_tokenizer, warm_start
 
     torch.set_num_threads(1)
     root = tmp_path_factory.mktemp("tiny")

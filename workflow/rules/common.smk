@@ -8,7 +8,9 @@ from snakemake.exceptions import WorkflowError
 
 sys.path.insert(0, workflow.basedir)
 
-from ftis import fetch, grid, slurm
+from ftis.suite import fetch
+from ftis.suite import grid
+from ftis.suite import slurm
 from ftis.config import recipe_hash
 from ftis.errors import UserError
 
@@ -83,7 +85,7 @@ def before_slurm():
     fetch.require_fetched({job.wildcards.tier for job in jobs})
     runs = {(job.wildcards.tier, job.wildcards.run) for job in jobs if job.rule.name in ("train", "generate")}
     if any(grid.resolve(tier, grid.Run.from_slug(run)).needs_vllm for tier, run in runs):
-        from ftis.vllm_sampler import require_vllm
+        from ftis.model.vllm.sampler import require_vllm
 
         require_vllm()
     os.environ.update(HF_HUB_OFFLINE="1")  # the jobs inherit it: all is here, and none waits for a network

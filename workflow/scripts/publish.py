@@ -120,7 +120,7 @@ def publish_tier(tier: str, source: Path, mixed: bool) -> str:
     (target / "README.md").write_text(
         f"Results of the tier `{tier}`, as `{facts['command']}` made them at commit {facts['commit']} (seeds "
         f"{facts['seeds']}; {facts['processor']}; torch {facts['torch']}). `tidy/` holds what the tables and claims are "
-        "computed from (columns: `ftis/tidy.py`); a test recomputes them, and claims and economics are made anew from them "
+        "computed from (columns: `ftis/study/tidy.py`); a test recomputes them, and claims and economics are made anew from them "
         "where their code has changed since. An ablation's rows name their own commit and "
         f"processor. All of it in one page:\n\n    ftis report --tier {tier} --artefacts {target} --exact {EXACT} --out report.html\n"
     )

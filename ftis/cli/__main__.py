@@ -1,0 +1,5 @@
+import sys
+
+from ftis.cli.main import main
+
+sys.exit(main())

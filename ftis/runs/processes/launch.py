@@ -1,0 +1,171 @@
+"""One command that runs a process for each node on this machine, and watches them.
+
+The nodes' messages don't pass through here. This process holds the run's lock, hands it down, shows what the
+nodes say, and reports how each of them ended. A node dies with this process, however that ends; the run dies
+with a node only before all nodes have met, or when none is left to publish it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tqdm import tqdm
+
+from ftis.config import RunConfig, recipe_hash
+from ftis.errors import UserError
+from ftis.runs import state
+from ftis.swarm.loop import is_finished, refuse_other_settings, write_config
+
+SHOWN = 20
+"""Last lines of a node's output that are kept for the report of its end."""
+
+
+@dataclass
+class _Child:
+    """The process of a node, its output and its reports."""
+
+    node: int
+    name: str
+    process: subprocess.Popen
+    reports: int
+    """Descriptor to read JSON lines from."""
+    said: deque[str] = field(default_factory=lambda: deque(maxlen=SHOWN))
+    first: int | None = None
+    """Iterations done when it had met the others; None before."""
+    step: int = 0
+    reward: float = 0.0
+    stopped: str = ""
+    """Why it was ended from here."""
+
+    def ending(self) -> str:
+        """How it ended, in a few words and its own."""
+        code = self.process.returncode
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        how = self.stopped or how
+        return "\n  ".join([f"node {self.node} ({self.name}) {how}", *self.said])
+
+
+def launch(config: RunConfig, out: Path, job: bool = False) -> None:
+    """Run `config` in the folder `out` with a process for each node, going on from the newest iteration that all
+    have a checkpoint of. Leaves the same files as `ftis.swarm.loop.train`.
+
+    `job` is as in `ftis.swarm.loop.train`.
+    Raises UserError with the nodes' own words where the run isn't finished. A node that is lost on the way
+    doesn't end the run: final.json and a warning say which, and from which iteration.
+    """
+    recipe = recipe_hash(config)
+    fresh = not out.exists()
+    with state.run_lock(out / "state", wait=job) as lock:
+        if is_finished(out, config):
+            return
+        refuse_other_settings(out, config, job)
+        state.remove_partial(out)
+        state.refuse_other_transport(out / "state", recipe, "processes")
+        write_config(config, out)
+        children: list[_Child] = []
+        try:
+            for k, node in enumerate(config.nodes):
+                children.append(_start(out, k, node.name, lock))
+            _watch(config, children)
+        finally:
+            for child in children:
+                child.process.kill()
+                child.process.wait()
+            if fresh and not _begun(children):  # nothing was trained: leave nothing behind
+                shutil.rmtree(out)
+        failed = [child for child in children if child.process.returncode != 0]
+        if not (out / "final.json").exists():
+            why = (
+                "no node was left to publish it" if _begun(children) else "it ended before all nodes had met"
+            )
+            raise UserError("\n".join([f"the run is not finished: {why}", *(c.ending() for c in failed)]))
+        for child in failed:
+            print(f"warning: {child.ending()}", file=sys.stderr)
+        for node in json.loads((out / "final.json").read_text())["lost"]:
+            print(
+                f"warning: the run went on without node {node['node']} ({node['name']}) from iteration "
+                f"{node['iteration']}",
+                file=sys.stderr,
+            )
+
+
+def _begun(children: list[_Child]) -> bool:
+    return any(child.first is not None for child in children)
+
+
+def _start(out: Path, node: int, name: str, lock: int) -> _Child:
+    reports, theirs = os.pipe()
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "ftis.cli", "train", str(out / "config.yaml"), "--out", str(out)),
+            *("--node", str(node), "--launched", str(os.getpid()), str(theirs)),
+        ],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        pass_fds=(theirs, lock),  # the run stays locked for as long as one of its nodes lives
+    )
+    os.close(theirs)
+    return _Child(node, name, process, reports)
+
+
+def _watch(config: RunConfig, children: list[_Child]) -> None:
+    """Follow the nodes until each has ended and all that they said is read. Those that still run are stopped
+    where one fails before all have met, and where they have been left out by all that have ended."""
+    lost: set[int] = set()
+    unread: dict[int, bytes] = {}
+    with contextlib.ExitStack() as undo:
+        bar = undo.enter_context(tqdm(desc=config.name, total=config.iterations, disable=None))
+        selector = undo.enter_context(selectors.DefaultSelector())
+        for child in children:
+            undo.callback(os.close, child.reports)
+            stderr = undo.enter_context(child.process.stderr)
+            selector.register(child.reports, selectors.EVENT_READ, (child, True))
+            selector.register(stderr.fileno(), selectors.EVENT_READ, (child, False))
+        while selector.get_map():
+            ready = selector.select(0.2)
+            for key, _ in ready:
+                child, told = key.data
+                if not (data := os.read(key.fd, 1 << 16)):
+                    selector.unregister(key.fd)
+                *lines, unread[key.fd] = (unread.get(key.fd, b"") + data).split(b"\n")
+                for line in lines:
+                    if told:
+                        lost |= _take(child, json.loads(line))
+                    else:
+                        child.said.append(line.decode(errors="replace"))
+                        bar.write(f"node {child.node}: {child.said[-1]}", file=sys.stderr)
+            there = [child for child in children if child.node not in lost]
+            if all(child.first is not None for child in there):
+                bar.n = min(max(child.first, child.step) for child in there)
+                bar.set_postfix_str(", ".join(f"{child.name}: reward {child.reward:.2f}" for child in there))
+            running = [child for child in children if child.process.poll() is None]
+            if not running and not ready:
+                break  # something that a node started may still hold its pipes
+            if all(child.node in lost for child in running):
+                _stop(running, "was left out by the others, and stopped when they had ended")
+            met = all(child.first is not None for child in children)
+            if not met and any(child.process.returncode for child in children):
+                _stop(running, "was stopped since not all nodes had come")
+
+
+def _take(child: _Child, report: dict) -> set[int]:
+    """Note what a node reports; returns the nodes that it has lost."""
+    child.first = report.get("first", child.first)
+    child.step, child.reward = report.get("step", child.step), report.get("reward", child.reward)
+    return {int(node) for node in report.get("lost", ())}
+
+
+def _stop(children: list[_Child], why: str) -> None:
+    for child in children:
+        child.stopped = why
+        child.process.kill()

@@ -1,0 +1,190 @@
+"""One node of a run in a process of its own.
+
+Its checkpoints and metrics lie in state/node{k}/ of the run's folder, which all nodes of the run share. It trains
+as in `ftis.swarm.loop`, with peers that may be lost; the first of those that remain publishes the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ftis.config import RunConfig, recipe_hash
+from ftis.errors import UserError
+from ftis.orphans import die_with
+from ftis.provenance import write_json
+from ftis.runs import state
+from ftis.runs.processes.membership import Roll, agree
+from ftis.runs.processes.rendezvous import Facts, address_file, join
+from ftis.swarm.loop import Swarm, is_finished, largest_message, publish, refuse_other_settings, write_config
+from ftis.swarm.message import Message, encode, pack
+from ftis.swarm.transport import SocketTransport
+
+JOIN_S = 1800.0
+"""Seconds that a node waits for all others at the start, while they load their models."""
+
+
+def train_launched(config: RunConfig, out: Path, node: int, launcher: int, reports: int) -> None:
+    """`train_node` in a process that `ftis.runs.processes.launch` started: it ends with the process `launcher`, which holds the
+    run's lock and reads JSON lines from the descriptor `reports`."""
+    die_with(launcher)
+    with open(reports, "w") as pipe:
+
+        def report(**facts) -> None:
+            print(json.dumps(facts), file=pipe, flush=True)
+
+        train_node(config, out, node, "127.0.0.1", report)
+
+
+def train_alone(config: RunConfig, out: Path, node: int, host: str, job: bool = False) -> None:
+    """`train_node` in a process that was started singly, by hand, srun or torchrun. `job`: a run of the grid, which
+    starts over checkpoints of other settings."""
+    with state.run_lock(out / "state", shared=True):
+        train_node(config, out, node, host, job=job)
+
+
+def train_node(
+    config: RunConfig,
+    out: Path,
+    node: int,
+    host: str,
+    report: Callable[..., None] = lambda **_: None,
+    job: bool = False,
+) -> None:
+    """Train node `node` of `config` in the run's folder `out`, together with the processes of the other nodes.
+
+    `host` is the address under which the others reach this process. `report` is called with what a launcher may
+    show: first=N when all have met, then step=, reward= and lost= after each iteration. The caller holds the
+    run's lock. Raises LeftOut where the others went on without this node.
+    """
+    recipe = recipe_hash(config)
+    shared, folder = out / "state", out / "state" / f"node{node}"
+    with state.run_lock(folder):
+        address_file(shared, node).unlink(missing_ok=True)
+        if is_finished(out, config):
+            return
+        _refuse_late(out, node, len(config.nodes))
+        refuse_other_settings(out, config, job)
+        roll_file = shared / "lost"
+        with open(roll_file, "a") as roll:  # opened, so that a network's file system looks at how long it is
+            roll_bytes = roll.tell()
+        state.remove_partial(folder)
+        state.refuse_other_transport(shared, recipe, "processes")
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        swarm = Swarm(config, recipe, [node])
+        checkpoints = {c.step: c for c in state.sound_checkpoints(folder, recipe)}
+        policy = swarm.nodes[0].policy
+        facts = Facts(
+            _digest(policy.tokenizer.get_vocab()),
+            tuple(sorted(policy.stop_ids)),
+            tuple((c.step, dict(c.lost)) for c in checkpoints.values()),
+            roll_bytes,
+        )
+        met = join(shared, node, len(config.nodes), swarm.run_id, facts, host, JOIN_S)
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(state.in_training(folder))
+            for connection, _ in met.values():
+                undo.callback(connection.close)
+            everyone = {node: facts} | {peer: theirs for peer, (_, theirs) in met.items()}
+            _check_same_tokenizer(everyone, config)
+            swarm.stop_at(frozenset().union(*(f.stop_ids for f in everyone.values())))
+            done, before = agree({k: f.checkpoints for k, f in everyone.items()})
+            if not done and checkpoints:
+                print(
+                    f"warning: node {node}: no iteration has a checkpoint of every node; {len(checkpoints)} are "
+                    "removed, and the run starts over",
+                    file=sys.stderr,
+                )
+            report(first=done)
+            if node in before:
+                print(f"node {node} was lost at iteration {before[node]} and stays out", file=sys.stderr)
+                return
+            # The least: a node that was started again while all met may have seen what they have added since.
+            earlier = min(f.roll_bytes for f in everyone.values())
+            roll = Roll(roll_file, node, before, earlier)
+            swarm.transport = SocketTransport(
+                node,
+                {k: connection for k, (connection, _) in met.items()},
+                roll,
+                largest_message(config, policy.vocab_size),
+            )
+            if node == min(everyone.keys() - before.keys()):
+                write_config(config, out)
+            swarm.begin(folder, checkpoints.get(done))
+            for line in swarm.iterations(folder, done):
+                report(step=line["step"], reward=line["nodes"][0]["reward"], lost=dict(swarm.transport.lost))
+            _finish(swarm, out, roll, report)
+
+
+def _refuse_late(out: Path, node: int, nodes: int) -> None:
+    """Raise UserError where other nodes train already, which they don't before they have met every node: they have
+    lost an earlier process of this one, and wait for none."""
+    if any(state.is_training(out / "state" / f"node{k}") for k in range(nodes) if k != node):
+        raise UserError(
+            f"{out}: the run goes on without node {node}; wait for its end, or stop the other nodes and then start "
+            "all nodes again"
+        )
+
+
+def _finish(swarm: Swarm, out: Path, roll: Roll, report: Callable[..., None]) -> None:
+    """Save this node, wait until the others have, and publish the run if this node is the first of them."""
+    config, node, shared = swarm.config, swarm.nodes[0].index, out / "state"
+    roll.read()  # who was left out leaves no model
+    (saved,) = swarm.save(out)
+    write_json(shared / f"node{node}" / "saved.json", saved)
+    end = config.iterations + 1
+    nothing = Message(swarm.run_id, end, node, pack([], [], [], [], [], []))
+    swarm.transport.post(end, node, encode(nothing, swarm.nodes[0].policy.vocab_size))
+    swarm.transport.collect(end, node, config.deadline)
+    lost = swarm.transport.lost
+    report(lost=dict(lost))
+    here = [k for k in range(len(config.nodes)) if k not in lost]
+    if node == here[0]:
+        nodes = [json.loads((shared / f"node{k}" / "saved.json").read_text()) for k in here]
+        publish(config, out, nodes, merge_metrics(shared, len(config.nodes), lost), lost)
+
+
+def merge_metrics(shared: Path, nodes: int, lost: Mapping[int, int]) -> str:
+    """The nodes' metrics as one file: a line an iteration, with those that were there; seconds are of the slowest.
+
+    A line without all of them says who is `lost`.
+    """
+    lines: dict[int, dict[str, Any]] = {}
+    for k in range(nodes):
+        path = shared / f"node{k}" / "metrics.jsonl"
+        for text in path.read_text().splitlines(keepends=True) if path.exists() else []:
+            if not text.endswith("\n"):
+                continue  # cut off when its writer died
+            line = json.loads(text)
+            step = line["step"]
+            if step >= lost.get(k, step + 1):
+                continue
+            merged = lines.setdefault(step, {"step": step, "seconds": 0.0, "nodes": []})
+            merged["seconds"] = max(merged["seconds"], line["seconds"])
+            merged["nodes"] += line["nodes"]
+    for step, line in lines.items():
+        if gone := sorted(k for k, since in lost.items() if since <= step):
+            line["lost"] = gone
+    return "".join(json.dumps(lines[step], allow_nan=False) + "\n" for step in sorted(lines))
+
+
+def _digest(vocabulary: Mapping[str, int]) -> str:
+    return hashlib.sha256(json.dumps(sorted(vocabulary.items())).encode()).hexdigest()
+
+
+def _check_same_tokenizer(everyone: Mapping[int, Facts], config: RunConfig) -> None:
+    """Token ids are exchanged, so all nodes must read them alike."""
+    for k in sorted(everyone):
+        if everyone[k].tokenizer != everyone[0].tokenizer:
+            raise UserError(
+                f"nodes.{k}.model: the tokenizer of {config.nodes[k].model} differs from that of nodes.0; nodes "
+                "exchange token ids and must share one"
+            )

@@ -1,0 +1,189 @@
+"""The model side: log-probs without the logits tensor, loading, saving, refusals."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from ftis.config import Lora
+from ftis.errors import UserError
+from ftis.model.policy import load_policy, load_tokenizer, pick_device
+from ftis.provenance import sha256
+
+LORA = Lora(r=4, alpha=8, target_modules="all-linear")
+
+
+def batch(policy):
+    ids = policy.tokenizer("Tom has 7 pens.", add_special_tokens=False).input_ids
+    return [ids, ids[:3]], [ids[1:5], ids[3:5]]
+
+
+def test_logprobs_are_those_of_the_models_own_logits(tiny):
+    policy = load_policy(str(tiny / "base"))
+    prompts, completions = batch(policy)
+    logp, _, mask = policy.token_logprobs(prompts, completions)
+    assert mask.sum(-1).tolist() == [4, 2]
+    for row, prompt, completion in zip(logp, prompts, completions):
+        logits = policy.model(input_ids=torch.tensor([[*prompt, *completion]])).logits[
+            0, len(prompt) - 1 : -1
+        ]
+        expected = torch.log_softmax(logits, -1).gather(-1, torch.tensor(completion)[:, None]).squeeze(-1)
+        torch.testing.assert_close(row[: len(completion)], expected, atol=1e-5, rtol=1e-5)
+        assert (row[len(completion) :] == 0).all()
+
+
+def test_ids_beyond_the_tokenizer_have_no_probability(tiny, tmp_path):
+    plain = load_policy(str(tiny / "base"))
+    padded = load_policy(str(tiny / "base"))
+    padded.model.resize_token_embeddings(len(plain.tokenizer) + 35)
+    padded.model.get_input_embeddings().weight.data[len(plain.tokenizer) :] = 100.0
+    expected = plain.token_logprobs(*batch(plain))[0]
+    torch.testing.assert_close(padded.token_logprobs(*batch(plain))[0], expected)
+    assert padded.head().shape[0] == padded.vocab_size == len(plain.tokenizer)
+
+
+def test_gradient_checkpointing_and_autocast_change_little(tiny):
+    def gradient(**settings):
+        policy = load_policy(str(tiny / "base"), **settings)
+        policy.token_logprobs(*batch(policy))[0].sum().backward()
+        return torch.cat([p.grad.flatten() for p in policy.trainable().values()])
+
+    plain = gradient()
+    torch.testing.assert_close(gradient(gradient_checkpointing=True), plain, atol=1e-5, rtol=1e-4)
+    half = gradient(compute_dtype="bfloat16")
+    assert half.dtype == torch.float32
+    assert torch.nn.functional.cosine_similarity(half, plain, dim=0) > 0.999
+
+
+def test_lora_trains_the_adapter_alone_and_starts_as_the_base(tiny):
+    base, lora = load_policy(str(tiny / "base")), load_policy(str(tiny / "base"), lora=LORA, lora_seed=3)
+    assert all("lora_" in name for name in lora.trainable())
+    # 7 linears in each of 2 layers, r (in + out) each: 4 (64+64 + 64+32 + 64+32 + 64+64 + 3 (64+192)) 2 = 9,728.
+    assert sum(p.numel() for p in lora.trainable().values()) == 9728
+    torch.testing.assert_close(lora.token_logprobs(*batch(base))[0], base.token_logprobs(*batch(base))[0])
+    again = load_policy(str(tiny / "base"), lora=LORA, lora_seed=3)
+    other = load_policy(str(tiny / "base"), lora=LORA, lora_seed=4)
+    same = [torch.equal(a, b) for a, b in zip(lora.trainable().values(), again.trainable().values())]
+    assert all(same)
+    assert not all(torch.equal(a, b) for a, b in zip(lora.trainable().values(), other.trainable().values()))
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_a_saved_policy_loads_with_the_libraries_and_with_us(tiny, tmp_path, lora):
+    policy = load_policy(str(tiny / "base"), lora=lora)
+    with torch.no_grad():
+        for p in policy.trainable().values():
+            p.add_(0.01 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1)))
+    policy.save(tmp_path / "saved")
+    expected = policy.token_logprobs(*batch(policy))[0]
+    ours = load_policy(str(tmp_path / "saved"))
+    torch.testing.assert_close(ours.token_logprobs(*batch(ours))[0], expected)
+    if lora is None:
+        from transformers import AutoModelForCausalLM
+
+        theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    else:
+        from peft import AutoPeftModelForCausalLM
+
+        theirs = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "saved")
+    prompts, completions = batch(policy)
+    logits = theirs(input_ids=torch.tensor([[*prompts[0], *completions[0]]])).logits[
+        0, len(prompts[0]) - 1 : -1
+    ]
+    got = torch.log_softmax(logits, -1).gather(-1, torch.tensor(completions[0])[:, None]).squeeze(-1)
+    torch.testing.assert_close(got, expected[0], atol=1e-5, rtol=1e-5)
+
+
+def test_stop_ids_are_the_union_of_configs_and_tokenizer(tiny, tmp_path):
+    shutil.copytree(tiny / "base", tmp_path / "m")
+    config = json.loads((tmp_path / "m/config.json").read_text())
+    tokenizer_eos = config["eos_token_id"]
+    config["eos_token_id"] = [tokenizer_eos, 7]
+    (tmp_path / "m/config.json").write_text(json.dumps(config))
+    generation = json.loads((tmp_path / "m/generation_config.json").read_text())
+    (tmp_path / "m/generation_config.json").write_text(json.dumps(generation | {"eos_token_id": 9}))
+    assert load_policy(str(tmp_path / "m")).stop_ids == {tokenizer_eos, 7, 9}
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [("/no/such/folder", "no folder"), ("notahubname", "no folder"), ("nobody/nothing", "hub")],
+)
+def test_a_model_that_is_not_there_is_one_clear_error(monkeypatch, model, says):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=says) as error:
+        load_policy(model)
+    assert model in str(error.value)
+
+
+def test_a_folder_without_weights_or_with_dropout_is_refused(tiny, tmp_path):
+    shutil.copytree(tiny / "base", tmp_path / "m")
+    (tmp_path / "m/model.safetensors").rename(tmp_path / "m/elsewhere")
+    with pytest.raises(UserError, match="model .*m: no local copy"):
+        load_policy(str(tmp_path / "m"))
+    (tmp_path / "m/elsewhere").rename(tmp_path / "m/model.safetensors")
+    config = json.loads((tmp_path / "m/config.json").read_text())
+    (tmp_path / "m/config.json").write_text(json.dumps(config | {"attention_dropout": 0.1}))
+    with pytest.raises(UserError, match="attention_dropout must be 0"):
+        load_policy(str(tmp_path / "m"))
+
+
+def test_sliding_windows_are_refused(tiny, tmp_path):
+    shutil.copytree(tiny / "base", tmp_path / "m")
+    config = json.loads((tmp_path / "m/config.json").read_text())
+    windowed = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0, "layer_types": None}
+    (tmp_path / "m/config.json").write_text(json.dumps(config | windowed))
+    with pytest.raises(UserError, match="only full attention"):
+        load_policy(str(tmp_path / "m"))
+
+
+def test_an_adapter_names_its_base_and_says_when_it_is_gone(tiny, tmp_path):
+    shutil.copytree(tiny / "base", tmp_path / "base")
+    load_policy(str(tmp_path / "base"), "a1b2c3", lora=LORA).save(tmp_path / "adapter")
+    saved = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    assert saved["base_model_name_or_path"] == str(tmp_path / "base")
+    assert saved["revision"] is None, "a folder has no hub revision"
+    shutil.rmtree(tmp_path / "base")
+    with pytest.raises(UserError, match="adapter_config.json: base_model_name_or_path: model: no folder"):
+        load_policy(str(tmp_path / "adapter"))
+
+
+def test_a_device_that_is_not_there_is_refused(tiny):
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(UserError, match="no GPU"):
+        load_policy(str(tiny / "base"), device="cuda:0")
+
+
+def test_gpus_are_dealt_out_and_one_too_many_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [pick_device("auto", k).index for k in range(4)] == [0, 1, 0, 1]
+    assert pick_device("cuda:1", 0).index == 1 and pick_device("cpu", 1).type == "cpu"
+    with pytest.raises(UserError, match="'cuda:2' was asked for, but torch sees 2 GPUs, cuda:0 to cuda:1 "):
+        pick_device("cuda:2")
+
+
+def test_a_tokenizer_that_mangles_text_is_refused(tiny, tmp_path):
+    shutil.copytree(tiny / "tok", tmp_path / "tok")
+    path = tmp_path / "tok/tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    tokenizer["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}
+    path.write_text(json.dumps(tokenizer))
+    with pytest.raises(UserError, match="doesn't give it back"):
+        load_tokenizer(str(tmp_path / "tok"))
+
+
+def test_a_saved_model_does_not_say_whether_the_hub_could_be_reached(tiny, tmp_path, monkeypatch):
+    load_policy(str(tiny / "base")).save(tmp_path / "with")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    load_policy(str(tiny / "base")).save(tmp_path / "without")
+    assert sha256(tmp_path / "with") == sha256(tmp_path / "without")
+
+
+def test_names_that_torch_and_peft_do_not_know(tiny):
+    with pytest.raises(UserError, match="device: torch knows none by the name 'gpu'; use 'auto'"):
+        pick_device("gpu")
+    with pytest.raises(UserError, match=r"lora.target_modules: Target modules .*'nope'.* not found"):
+        load_policy(str(tiny / "base"), lora=Lora(r=4, target_modules=("nope",)))

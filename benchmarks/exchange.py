@@ -23,13 +23,12 @@ import record
 import torch
 from measures import spread
 
-from ftis.config import Dataset
 from ftis.model.policy import load_policy
 from ftis.model.sampler import Request, SamplingParams, TransformersSampler
 from ftis.swarm.inbox import Expected, receive
 from ftis.swarm.message import BYTES_A_TOKEN, Message, Rollouts, decode, encode, pack
 from ftis.swarm.share import owner
-from ftis.tasks.problems import load_problems
+from ftis.tasks.problems import Dataset, load_problems
 from ftis.tasks.prompts import encode_prompt
 from ftis.tasks.tiny.models import DataSettings, TinyModel, make_data, make_tokenizer, warm_start
 

@@ -27,9 +27,10 @@ if __name__ == "__main__" and any(os.environ.get(k) != v for k, v in RETURN_AT_O
 import numpy as np
 import torch
 
-from ftis.config import RUN_CONFIG, parse
+from ftis.config import RUN_CONFIG
 from ftis.errors import UserError
 from ftis.model.policy import Policy, add_lora, pick_device
+from ftis.settings import parse
 from ftis.suite import cost, memory
 from ftis.swarm.loop import Participant
 from ftis.tasks.problems import Problem

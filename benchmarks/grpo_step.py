@@ -52,7 +52,8 @@ def questions(count: int) -> list[dict]:
 
 def run_config(model: str, size: dict, scratch: Path):
     """Settings of our side: one model alone, an iteration more than are counted."""
-    from ftis.config import RUN_CONFIG, parse
+    from ftis.config import RUN_CONFIG
+    from ftis.settings import parse
 
     data = scratch / "train.jsonl"
     data.write_text("".join(json.dumps(q) + "\n" for q in questions(64)))

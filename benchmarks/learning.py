@@ -17,9 +17,10 @@ import one_thread  # noqa: F401
 import record
 import torch
 
-from ftis.config import Dataset, Validation
+from ftis.config import Validation
 from ftis.suite import grid
 from ftis.swarm.loop import train
+from ftis.tasks.problems import Dataset
 from ftis.tasks.tiny.models import make_data, make_tokenizer, warm_start
 
 SEEDS = (42, 1, 2)

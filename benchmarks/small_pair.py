@@ -17,11 +17,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from ftis.config import RUN_CONFIG, Dataset, parse
+from ftis.config import RUN_CONFIG
 from ftis.provenance import provenance, write_json
 from ftis.runs.warm_start import WarmStart, warm_start
+from ftis.settings import parse
 from ftis.swarm.loop import train
-from ftis.tasks.problems import load_problems
+from ftis.tasks.problems import Dataset, load_problems
 
 QUESTIONS = 32
 WARM = WarmStart(steps=24, batch=8, learning_rate=1e-4, micro_batch=8)

@@ -21,7 +21,7 @@ import measures
 import record
 from grpo_step import TINY, run_config, shaped
 
-from ftis.config import to_dict
+from ftis.settings import to_dict
 
 # What an iteration would do is left out: the process ends.
 BEGIN = """

@@ -30,14 +30,14 @@ import one_thread  # noqa: F401
 import record
 import torch
 
-from ftis.config import Dataset, Validation
+from ftis.config import Validation
 from ftis.model.policy import load_policy
 from ftis.model.sampler import TransformersSampler
 from ftis.runs.answers import complete, summary
 from ftis.suite import grid
 from ftis.swarm.loop import train
 from ftis.tasks.grading.verdict import grade_many
-from ftis.tasks.problems import load_problems
+from ftis.tasks.problems import Dataset, load_problems
 from ftis.tasks.tiny.models import make_data, make_tokenizer, warm_start
 
 SEEDS = (1001, 1002)

@@ -9,94 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
-from pydantic.dataclasses import dataclass
-from pydantic_core import ArgsKwargs
+from pydantic import Field, TypeAdapter, model_validator
 
-from ftis.errors import UserError, unknown
+from ftis.errors import unknown
 from ftis.method.methods import METHODS
+from ftis.method.readings import Readings
+from ftis.model.lora import Lora
+from ftis.settings import parse, read_yaml, resolve_reference, settings, to_dict
 from ftis.tasks.grading.verdict import FORMATS
+from ftis.tasks.problems import Dataset
 from ftis.tasks.prompts import PROMPTS
-
-settings = dataclass(
-    frozen=True, kw_only=True, config=ConfigDict(extra="forbid", use_attribute_docstrings=True)
-)
-
-
-@settings
-class Readings:
-    """How the paper is read where its sources disagree. A preset names a choice of all of them."""
-
-    preset: Literal["paper", "code", "seed"] = "paper"
-    """Where the choices below come from unless one is set: paper (reading notes), code (the authors'
-    public repository), seed (the summary that this project started from)."""
-    filter_rule: Literal["negative_and_far", "nonpositive_and_far", "nonpositive_or_far"] = "negative_and_far"
-    """A sample is filtered when A < 0 and KL > g | A <= 0 and KL > g | A <= 0 or KL > g."""
-    kl_estimator: Literal["gen_theta", "theta_gen_literal", "k3_gen_theta", "k3_code", "is_theta_gen"] = (
-        "gen_theta"
-    )
-    """Which per-token estimator the filter compares with g (see `ftis.method.objective.KL_ESTIMATORS`)."""
-    kl_reduction: Literal["sum", "mean", "padded_mean"] = "sum"
-    """Over a completion's tokens: sum, mean, or mean over the width of its padded group."""
-    advantage_scale: Literal["std", "none"] = "std"
-    """Divide centred rewards by the group's standard deviation, or not (Dr. GRPO)."""
-    std: Literal["sample", "population"] = "sample"
-    """Standard deviation over G - 1 (torch's default) or over G."""
-    filtered_denominator: Literal["stay", "leave"] = "stay"
-    """Whether filtered samples still count in the mean over the samples of an update."""
-    filter_scope: Literal["all", "foreign"] = "all"
-    """Whether a node filters its own samples too."""
-    weight_level: Literal["token", "sequence"] = "token"
-    """Importance ratio per token, or one per completion (the product over its tokens)."""
-    detach_weight: bool = True
-    """TIS: no gradient through min(r, C)."""
-    clip: Literal["ratio", "literal"] = "ratio"
-    """ratio: VIS clips r to 1 +- eps and nothing else is clipped; literal: the formula as printed,
-    min(x A, clip(x A, 1 - eps, 1 + eps)) in every method, which kills the gradient for A > 1 + eps."""
-    clip_reference: Literal["generation", "iteration_start"] = "generation"
-    """generation: nothing bounds a step but the method itself; iteration_start: PPO's clipped ratio
-    against the iteration's first policy is added (it matters with several mini-batches)."""
-    top_k: int | None = Field(default=None, ge=1)
-    """Sample from the k likeliest tokens only; exchanged log-probs stay those of the full softmax."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_preset(cls, data: Any) -> Any:
-        values = data if isinstance(data, dict) else getattr(data, "kwargs", None)
-        if values is None and not isinstance(data, ArgsKwargs):
-            return data  # not a mapping: pydantic says so
-        values = values or {}
-        preset = values.get("preset", "paper")
-        return {**(PRESETS.get(preset, {}) if isinstance(preset, str) else {}), **values}
-
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {},
-    "code": {
-        "filter_rule": "nonpositive_and_far",
-        "kl_estimator": "k3_code",
-        "kl_reduction": "padded_mean",
-        "advantage_scale": "none",
-        "filtered_denominator": "leave",
-        "top_k": 50,
-    },
-    "seed": {"filter_rule": "nonpositive_or_far"},
-}
-
-
-@settings
-class Lora:
-    """Low-rank adapter through PEFT, without dropout (log-probs must be those that were sampled)."""
-
-    r: int = Field(default=128, ge=1)
-    alpha: int = Field(default=256, ge=1)
-    target_modules: tuple[str, ...] | Literal["all-linear"] | None = None
-    """None: PEFT's default for the architecture (Qwen2: the q and v projections)."""
 
 
 @settings
@@ -124,21 +49,6 @@ class Node:
     """None: that of `optim`; a node on a smaller device takes a smaller one."""
     backend: Literal["transformers", "vllm"] | None = None
     """What samples for this node; None: that of `rollout`."""
-
-
-@settings
-class Dataset:
-    """A set of problems: a benchmark by name from the hub, or a local JSONL file."""
-
-    name: Literal["gsm8k", "math500", "tiny"]
-    """Decides the fields that are read and how answers are graded."""
-    path: str | None = None
-    """Local JSONL file or folder; None: the hub at the pinned revision (or $FTIS_DATA)."""
-    split: Literal["train", "test"] = "train"
-    limit: int | None = Field(default=None, ge=1)
-    """Use this many problems."""
-    shuffle_seed: int | None = Field(default=None, ge=0)
-    """Shuffle before `limit`; None: file order."""
 
 
 @settings
@@ -316,69 +226,9 @@ _NOT_RECIPE = {
 }
 
 
-def parse(adapter: TypeAdapter, data: Any, where: str) -> Any:
-    """Validate `data`, turning pydantic's errors into one that names every field and what exists."""
-    try:
-        return adapter.validate_python(data)
-    except ValidationError as error:
-        lines = []
-        for item in error.errors():
-            field = ".".join(str(p) for p in item["loc"]) or "(top level)"
-            message = item["msg"].removeprefix("Value error, ")
-            if item["type"] == "unexpected_keyword_argument":
-                message = "unknown key" + _siblings(adapter, item["loc"])
-            given = (
-                ""
-                if item["type"] in ("missing", "unexpected_keyword_argument", "value_error")
-                else (f" (given: {item['input']!r})")
-            )
-            lines.append(f"  {field}: {message}{given}")
-        raise UserError(f"{where} is not valid:\n" + "\n".join(lines)) from None
-
-
-def _siblings(adapter: TypeAdapter, location: tuple) -> str:
-    """The keys that exist beside an unknown one, read off the JSON schema."""
-    schema = adapter.json_schema()
-    defs = schema.get("$defs", {})
-    node = schema
-    for part in location[:-1]:
-        node = _resolve(node, defs)
-        node = (
-            node.get("items", {})
-            if isinstance(part, int)
-            else node.get("properties", {}).get(part) or (node.get("additionalProperties") or {})
-        )
-    keys = _resolve(node, defs).get("properties", {})
-    return f"; the keys here are {', '.join(keys)}" if keys else ""
-
-
-def _resolve(node: dict, defs: dict) -> dict:
-    for option in [node, *node.get("anyOf", [])]:
-        if "$ref" in option:
-            return defs[option["$ref"].rsplit("/", 1)[1]]
-    return node
-
-
-def read_yaml(path: str | Path) -> Any:
-    """Parse a YAML or JSON file; a missing or malformed one is a `UserError` that names it."""
-    try:
-        return yaml.safe_load(Path(path).read_text())
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: can't be read ({error})") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: not valid YAML ({str(error).replace(chr(10), ' ')})") from None
-
-
 def load_run(path: str | Path) -> RunConfig:
     """Read a run's settings from a YAML or JSON file."""
     return parse(RUN_CONFIG, read_yaml(path), str(path))
-
-
-def to_dict(config: Any) -> dict[str, Any]:
-    """Plain, JSON-serialisable form."""
-    return json.loads(json.dumps(asdict(config)))
 
 
 def recipe(config: RunConfig) -> dict[str, Any]:
@@ -423,7 +273,7 @@ def describe() -> str:
 
     def walk(node: dict[str, Any], indent: str) -> None:
         for name, entry in node["properties"].items():
-            inner = _resolve(entry.get("items", entry), schema["$defs"])
+            inner = resolve_reference(entry.get("items", entry), schema["$defs"])
             needed = name in node.get("required", ())
             default = (
                 "required" if needed else "" if "properties" in inner else f"default {entry.get('default')!r}"

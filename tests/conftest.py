@@ -40,7 +40,8 @@ def tiny(tmp_path_factory) -> Path:
 @pytest.fixture
 def make_config(tiny):
     """Build a small RunConfig; keyword arguments override its fields."""
-    from ftis.config import RUN_CONFIG, parse
+    from ftis.config import RUN_CONFIG
+    from ftis.settings import parse
 
     def build(nodes=("base", "coder"), **changes):
         method = changes.pop("method", "ftis" if len(nodes) > 1 else "alone")

@@ -327,10 +327,10 @@ def _score(arguments: argparse.Namespace) -> None:
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
-    from ftis.config import Dataset
     from ftis.errors import unknown
     from ftis.runs.answers import BenchmarkSpec, Sampling, Subject, generate, score
     from ftis.tasks.grading.verdict import FORMATS
+    from ftis.tasks.problems import Dataset
 
     if arguments.shape not in FORMATS:
         raise unknown("format", arguments.shape, FORMATS)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ftis.config import Readings
+from ftis.method.readings import Readings
 
 # exp() of a clamped log-ratio stays finite in float32; a ratio of e^20 is far beyond any cap or clip.
 MAX_LOG_RATIO = 20.0

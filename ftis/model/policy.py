@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from ftis.config import Lora, Node
+from ftis.config import Node
 from ftis.errors import UserError
 from ftis.hub import no_copy, require_hub
 from ftis.model.attention import IMPLEMENTATION, Packing
 from ftis.model.logprobs import TokenLogprob, accumulate
+from ftis.model.lora import Lora
 
 logging.disable_progress_bar()
 

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from tqdm import tqdm
 
-from ftis.config import Dataset, RunConfig
+from ftis.config import RunConfig
 from ftis.errors import UserError, unknown
 from ftis.hub import commit_of
 from ftis.provenance import sha256, versions, write_json
 from ftis.stats import mean_interval, pass_at_k, wilson
 from ftis.tasks.grading.verdict import Verdict, grade_many, is_fault
-from ftis.tasks.problems import SOURCES, Problem, load_problems, local_file
+from ftis.tasks.problems import SOURCES, Dataset, Problem, load_problems, local_file
 from ftis.tasks.prompts import PROMPTS, encode_prompt
 
 if TYPE_CHECKING:

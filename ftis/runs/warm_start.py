@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field
 
-from ftis.config import Dataset, settings
 from ftis.errors import UserError
 from ftis.provenance import sha256, write_folder, write_json
-from ftis.tasks.problems import Problem, load_problems
+from ftis.settings import settings
+from ftis.tasks.problems import Dataset, Problem, load_problems
 from ftis.tasks.prompts import encode_prompt
 
 

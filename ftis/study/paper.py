@@ -18,11 +18,12 @@ from typing import Any
 
 import pandas as pd
 
-from ftis.config import Dataset, Node, RunConfig, load_run
+from ftis.config import Node, RunConfig, load_run
 from ftis.errors import UserError, unknown
 from ftis.method.methods import METHODS
 from ftis.stats import t_interval
 from ftis.suite.grid import SINGLE, Run, artefact_runs, labels, load_grid, resolve, runs
+from ftis.tasks.problems import Dataset
 
 PAPER_VALUES = Path(__file__).parents[2] / "workflow" / "config" / "paper_values.csv"
 

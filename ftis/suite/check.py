@@ -7,12 +7,13 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from ftis.config import Dataset, RunConfig
+from ftis.config import RunConfig
 from ftis.errors import UserError
 from ftis.suite import cost, grid
 from ftis.suite.cost import Gpu
 from ftis.suite.memory import GIB
 from ftis.suite.plan import RunPlan, shape_of_role
+from ftis.tasks.problems import Dataset
 
 
 def check(

@@ -6,11 +6,10 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from ftis.config import Dataset
 from ftis.errors import UserError
 from ftis.hub import has_model, load_model
 from ftis.suite import grid
-from ftis.tasks.problems import fetched_file, load_problems, local_file
+from ftis.tasks.problems import Dataset, fetched_file, load_problems, local_file
 
 Model = tuple[str, str | None]
 """Hub name and revision."""

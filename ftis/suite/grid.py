@@ -21,11 +21,14 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, NonNegativeInt, TypeAdapter, model_validator
 
-from ftis.config import RUN_CONFIG, Dataset, Lora, Node, RunConfig, parse, read_yaml, settings
+from ftis.config import RUN_CONFIG, Node, RunConfig
 from ftis.errors import UserError, unknown
 from ftis.method.methods import METHODS
+from ftis.model.lora import Lora
 from ftis.runs.warm_start import WarmStart
+from ftis.settings import parse, read_yaml, settings
 from ftis.suite.memory import Shape
+from ftis.tasks.problems import Dataset
 from ftis.tasks.tiny.models import DataSettings, TinyModel
 
 CONFIG = Path(__file__).resolve().parents[2] / "workflow" / "config"

@@ -13,8 +13,10 @@ from typing import Any
 
 from pydantic import Field, TypeAdapter
 
-from ftis.config import Lora, Node, RunConfig, parse, settings
+from ftis.config import Node, RunConfig
 from ftis.errors import UserError
+from ftis.model.lora import Lora
+from ftis.settings import parse, settings
 
 FULL, HALF = 4, 2
 """Bytes of a float32 and of a bfloat16."""

@@ -11,12 +11,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ftis.config import KEPT, Dataset, Node, RunConfig
+from ftis.config import KEPT, Node, RunConfig
 from ftis.suite import cost, grid, memory
 from ftis.suite.cost import Gpu
 from ftis.suite.memory import FULL, GIB, Batch, Memory, Shape
 from ftis.swarm.message import BYTES_A_COMPLETION, BYTES_A_MESSAGE, BYTES_A_TOKEN
 from ftis.swarm.share import assignment
+from ftis.tasks.problems import Dataset
 from ftis.tasks.tiny.models import SIZES
 
 PROMPT_TOKENS = {"gsm8k": (112, 275), "math500": (128, 965), "tiny": (22, 32)}

@@ -24,7 +24,7 @@ import yaml
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from ftis.config import RunConfig, differences, load_run, recipe_hash, to_dict
+from ftis.config import RunConfig, differences, load_run, recipe_hash
 from ftis.errors import UserError
 from ftis.method.methods import METHODS
 from ftis.method.objective import Objective, group_advantages, grpo_loss
@@ -34,6 +34,7 @@ from ftis.model.vllm.sampler import VllmSampler, require_vllm
 from ftis.provenance import provenance, sha256, write_atomic, write_json
 from ftis.runs import state
 from ftis.runs.answers import complete, completion_text, summary
+from ftis.settings import to_dict
 from ftis.swarm.evidence import save_evidence
 from ftis.swarm.inbox import Expected, Inbox
 from ftis.swarm.message import Message, Rollouts, encode, most_bytes, pack

@@ -8,15 +8,31 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from pydantic import Field
 
-from ftis.config import Dataset
 from ftis.errors import UserError
 from ftis.hub import no_copy, require_hub
 from ftis.provenance import write_atomic
+from ftis.settings import settings
 from ftis.tasks.grading.verdict import check_gold
+
+
+@settings
+class Dataset:
+    """A set of problems: a benchmark by name from the hub, or a local JSONL file."""
+
+    name: Literal["gsm8k", "math500", "tiny"]
+    """Decides the fields that are read and how answers are graded."""
+    path: str | None = None
+    """Local JSONL file or folder; None: the hub at the pinned revision (or $FTIS_DATA)."""
+    split: Literal["train", "test"] = "train"
+    limit: int | None = Field(default=None, ge=1)
+    """Use this many problems."""
+    shuffle_seed: int | None = Field(default=None, ge=0)
+    """Shuffle before `limit`; None: file order."""
 
 
 @dataclass(frozen=True)

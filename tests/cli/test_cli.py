@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from ftis.cli.main import main
-from ftis.config import to_dict
 from ftis.runs import state
+from ftis.settings import to_dict
 from ftis.tasks.tiny import models as tiny_models
 
 
@@ -108,7 +108,9 @@ def test_errors_come_within_a_second_or_two():
     ],
 )
 def test_errors_need_no_torch(arguments, tmp_path):
-    code = "import sys, ftis.cli.main as c\nassert c.main(sys.argv[1:]) == 2\nassert 'torch' not in sys.modules"
+    code = (
+        "import sys, ftis.cli.main as c\nassert c.main(sys.argv[1:]) == 2\nassert 'torch' not in sys.modules"
+    )
     command = [sys.executable, "-c", code, *arguments]
     done = subprocess.run(
         command,

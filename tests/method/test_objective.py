@@ -12,7 +12,6 @@ from itertools import product
 import pytest
 import torch
 
-from ftis.config import PRESETS, Readings
 from ftis.method.methods import METHODS
 from ftis.method.objective import (
     KL_ESTIMATORS,
@@ -24,6 +23,7 @@ from ftis.method.objective import (
     grpo_loss,
     sequence_kl,
 )
+from ftis.method.readings import PRESETS, Readings
 from tests.method import reference
 
 LN2 = math.log(2)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from ftis.config import Lora
 from ftis.model.attention import Packing, Rows
+from ftis.model.lora import Lora
 from ftis.model.policy import Policy, add_lora, load_tokenizer
 
 SHAPE = {

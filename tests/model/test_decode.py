@@ -7,9 +7,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import DynamicCache
 
-from ftis.config import Lora
 from ftis.model import decode
 from ftis.model.decode import FusedDecoder, ModelDecoder, Prefix, can_fuse, decoder
+from ftis.model.lora import Lora
 from ftis.model.policy import load_policy
 
 ROOM = 9

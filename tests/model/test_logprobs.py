@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from ftis.config import Lora
 from ftis.model import logprobs as logprob_head
 from ftis.model.logprobs import TokenLogprob, accumulate
+from ftis.model.lora import Lora
 from ftis.model.policy import load_policy
 
 

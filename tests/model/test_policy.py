@@ -6,8 +6,8 @@ import shutil
 import pytest
 import torch
 
-from ftis.config import Lora
 from ftis.errors import UserError
+from ftis.model.lora import Lora
 from ftis.model.policy import load_policy, load_tokenizer, pick_device
 from ftis.provenance import sha256
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from ftis.config import Dataset, Lora
 from ftis.errors import UserError
 from ftis.model.decode import decoder
+from ftis.model.lora import Lora
 from ftis.model.policy import load_policy
 from ftis.model.sampler import Request, SamplingParams, TransformersSampler, choose, draws
 from ftis.model.vllm.sampler import VllmSampler
-from ftis.tasks.problems import load_problems
+from ftis.tasks.problems import Dataset, load_problems
 
 
 @pytest.fixture(scope="module")

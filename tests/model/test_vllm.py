@@ -14,14 +14,16 @@ import torch
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from ftis.cli import main as cli
-from ftis.config import RUN_CONFIG, Lora, parse
+from ftis.config import RUN_CONFIG
 from ftis.errors import UserError
+from ftis.model.lora import Lora
 from ftis.model.policy import load_policy, load_tokenizer
 from ftis.model.sampler import Request, SamplingParams, TransformersSampler
 from ftis.model.vllm import sampler as vllm_sampler
 from ftis.model.vllm.sampler import VllmSampler, changed_weights
 from ftis.provenance import versions
 from ftis.runs.processes.launch import launch
+from ftis.settings import parse
 from ftis.swarm import loop as train_module
 from ftis.swarm.loop import Swarm
 from ftis.tasks.tiny import models as tiny

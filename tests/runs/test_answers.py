@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from ftis.config import Dataset
 from ftis.errors import UserError
 from ftis.model.sampler import TransformersSampler
 from ftis.provenance import sha256
 from ftis.runs import state
 from ftis.runs.answers import BenchmarkSpec, Sampling, Subject, _weights, generate, score, start_subjects
 from ftis.stats import mean_interval, pass_at_k, wilson
+from ftis.tasks.problems import Dataset
 
 
 def test_wilson_by_hand():

@@ -15,11 +15,12 @@ import pytest
 import yaml
 
 from ftis.cli.main import main
-from ftis.config import RUN_CONFIG, parse, recipe_hash, to_dict
+from ftis.config import RUN_CONFIG, recipe_hash
 from ftis.errors import UserError
 from ftis.runs.answers import run_subjects
 from ftis.runs.processes.launch import launch
 from ftis.runs.processes.node import merge_metrics
+from ftis.settings import parse, to_dict
 from ftis.swarm.loop import train
 from ftis.swarm.message import BYTES_A_COMPLETION, BYTES_A_MESSAGE, BYTES_A_TOKEN
 from tests.parts import with_swapped_ids

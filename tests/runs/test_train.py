@@ -64,7 +64,8 @@ def finished(tiny, tmp_path_factory):
 
 
 def _build(tiny, **changes):
-    from ftis.config import RUN_CONFIG, parse
+    from ftis.config import RUN_CONFIG
+    from ftis.settings import parse
 
     fields = {
         "name": "test",

@@ -7,7 +7,6 @@ import torch
 import yaml
 
 from ftis.cli import main as cli
-from ftis.config import Dataset
 from ftis.errors import UserError
 from ftis.model.policy import load_policy
 from ftis.model.sampler import Request, SamplingParams, TransformersSampler
@@ -15,7 +14,7 @@ from ftis.runs.warm_start import WarmStart, solution_text, warm_start
 from ftis.suite import grid
 from ftis.swarm.loop import Swarm
 from ftis.tasks.grading.verdict import grade_many
-from ftis.tasks.problems import Problem, load_problems
+from ftis.tasks.problems import Dataset, Problem, load_problems
 from tests.parts import DATA, needs_data
 
 

@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 import torch
 
-from ftis.config import Readings
 from ftis.method.methods import METHODS
 from ftis.method.objective import group_advantages, grpo_loss
+from ftis.method.readings import Readings
 from ftis.study import plots
 from ftis.study.exact import exact
 from ftis.study.exact.enumerable import (

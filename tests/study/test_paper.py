@@ -13,9 +13,9 @@ import yaml
 from matplotlib.colors import to_rgb
 from PIL import Image
 
-from ftis.config import to_dict
 from ftis.errors import UserError
 from ftis.method.methods import METHODS
+from ftis.settings import to_dict
 from ftis.study import paper, plots
 from ftis.suite.grid import Run, artefact_runs, load_grid, load_tier, resolve
 

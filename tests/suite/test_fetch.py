@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ftis.config import Dataset
 from ftis.errors import UserError
 from ftis.suite import fetch, grid
-from ftis.tasks.problems import fetched_file, load_problems
+from ftis.tasks.problems import Dataset, fetched_file, load_problems
 
 ROOT = Path(__file__).parents[2]
 MODEL, REVISION = "somebody/tiny", "8faed761d45a263340a0528343f099c05c9a4323"

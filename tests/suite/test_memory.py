@@ -10,9 +10,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from ftis.config import Lora, Node
+from ftis.config import Node
 from ftis.errors import UserError
 from ftis.model import logprobs as logprob_head
+from ftis.model.lora import Lora
 from ftis.model.policy import add_lora
 from ftis.suite import cost, memory
 from ftis.suite.memory import Batch, Shape, node_memory, shape_of, trainable

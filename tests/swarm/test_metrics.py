@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from ftis.config import Readings
 from ftis.method.objective import KL_ESTIMATORS, Objective
+from ftis.method.readings import Readings
 from ftis.swarm.message import pack
 from ftis.swarm.metrics import QUANTILES, Samples, update_metrics, weight_statistics
 

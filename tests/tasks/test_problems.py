@@ -5,11 +5,10 @@ from collections import Counter
 
 import pytest
 
-from ftis.config import Dataset
 from ftis.errors import UserError
 from ftis.model.policy import load_tokenizer
 from ftis.tasks.grading.verdict import grade
-from ftis.tasks.problems import SOURCES, iteration_problems, load_problems
+from ftis.tasks.problems import SOURCES, Dataset, iteration_problems, load_problems
 from ftis.tasks.prompts import EXAMPLES, PROMPTS, encode_prompt
 from tests.parts import needs_data
 

@@ -12,11 +12,11 @@ import torch
 from pydantic import TypeAdapter
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
-from ftis.config import parse
 from ftis.errors import UserError
 from ftis.model.policy import load_tokenizer
 from ftis.provenance import write_folder
 from ftis.runs.state import remove_partial
+from ftis.settings import parse
 from ftis.tasks.tiny import problems as tiny_data
 from ftis.tasks.tiny.models import (
     EOS,

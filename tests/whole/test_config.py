@@ -4,8 +4,10 @@ from math import inf, nan
 
 import pytest
 
-from ftis.config import RUN_CONFIG, Readings, differences, parse, recipe_hash
+from ftis.config import RUN_CONFIG, differences, recipe_hash
 from ftis.errors import UserError
+from ftis.method.readings import Readings
+from ftis.settings import parse
 
 MINIMAL = {"name": "x", "train": {"name": "gsm8k"}, "nodes": [{"name": "a", "model": "m"}], "method": "alone"}
 

@@ -22,8 +22,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from ftis.config import Readings
 from ftis.method.objective import Objective, group_advantages, grpo_loss
+from ftis.method.readings import Readings
 
 # ---------------------------------------------------------------- the enumerable policy
 

@@ -25,9 +25,9 @@ import torch
 from scipy.optimize import brentq
 from torch import Tensor
 
-from ftis.config import Readings
 from ftis.method.methods import METHODS
 from ftis.method.objective import KL_ESTIMATORS, Objective, sequence_kl
+from ftis.method.readings import Readings
 from ftis.provenance import provenance
 from ftis.study.exact.enumerable import (
     Moments,

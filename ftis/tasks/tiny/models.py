@@ -20,9 +20,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from ftis.config import settings, to_dict
 from ftis.errors import UserError
 from ftis.provenance import write_folder
+from ftis.settings import settings, to_dict
 from ftis.tasks.tiny.problems import (
     LARGEST,
     NAMES,

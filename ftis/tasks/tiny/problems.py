@@ -13,8 +13,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ftis.config import settings
 from ftis.errors import UserError
+from ftis.settings import settings
 
 NAMES = ("Tom", "Ann", "Sam", "Mia", "Ben", "Eva", "Leo", "Zoe", "Max", "Ida", "Kim", "Jan")
 OBJECTS = ("pens", "books", "cards", "cups", "coins", "eggs", "apples", "balls", "keys", "toys", "nuts",

@@ -1,0 +1,78 @@
+"""What every settings class shares: strict fields with their meaning as docstring, and errors that name the field."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from ftis.errors import UserError
+
+settings = dataclass(
+    frozen=True, kw_only=True, config=ConfigDict(extra="forbid", use_attribute_docstrings=True)
+)
+
+
+def parse(adapter: TypeAdapter, data: Any, where: str) -> Any:
+    """Validate `data`, turning pydantic's errors into one that names every field and what exists."""
+    try:
+        return adapter.validate_python(data)
+    except ValidationError as error:
+        lines = []
+        for item in error.errors():
+            field = ".".join(str(p) for p in item["loc"]) or "(top level)"
+            message = item["msg"].removeprefix("Value error, ")
+            if item["type"] == "unexpected_keyword_argument":
+                message = "unknown key" + _siblings(adapter, item["loc"])
+            given = (
+                ""
+                if item["type"] in ("missing", "unexpected_keyword_argument", "value_error")
+                else (f" (given: {item['input']!r})")
+            )
+            lines.append(f"  {field}: {message}{given}")
+        raise UserError(f"{where} is not valid:\n" + "\n".join(lines)) from None
+
+
+def _siblings(adapter: TypeAdapter, location: tuple) -> str:
+    """The keys that exist beside an unknown one, read off the JSON schema."""
+    schema = adapter.json_schema()
+    defs = schema.get("$defs", {})
+    node = schema
+    for part in location[:-1]:
+        node = resolve_reference(node, defs)
+        node = (
+            node.get("items", {})
+            if isinstance(part, int)
+            else node.get("properties", {}).get(part) or (node.get("additionalProperties") or {})
+        )
+    keys = resolve_reference(node, defs).get("properties", {})
+    return f"; the keys here are {', '.join(keys)}" if keys else ""
+
+
+def resolve_reference(node: dict, defs: dict) -> dict:
+    for option in [node, *node.get("anyOf", [])]:
+        if "$ref" in option:
+            return defs[option["$ref"].rsplit("/", 1)[1]]
+    return node
+
+
+def read_yaml(path: str | Path) -> Any:
+    """Parse a YAML or JSON file; a missing or malformed one is a `UserError` that names it."""
+    try:
+        return yaml.safe_load(Path(path).read_text())
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: can't be read ({error})") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: not valid YAML ({str(error).replace(chr(10), ' ')})") from None
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Plain, JSON-serialisable form."""
+    return json.loads(json.dumps(asdict(config)))

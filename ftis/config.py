@@ -14,14 +14,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, model_validator
 
-from ftis.errors import unknown
-from ftis.method.methods import METHODS
+from ftis.errors import UserError
+from ftis.method.methods import METHODS, refuse_unknown
 from ftis.method.readings import Readings
 from ftis.model.lora import Lora
-from ftis.settings import parse, read_yaml, resolve_reference, settings, to_dict
+from ftis.settings import one_of, parse, read_yaml, resolve_reference, settings, to_dict
 from ftis.tasks.grading.verdict import FORMATS
 from ftis.tasks.problems import Dataset
 from ftis.tasks.prompts import PROMPTS
+
+MethodName = one_of("method", METHODS)
+PromptName = one_of("prompt", PROMPTS)
+RewardShape = one_of("format", FORMATS)
 
 
 @settings
@@ -55,7 +59,7 @@ class Node:
 class Rollout:
     """How completions are sampled."""
 
-    prompt: str = "tiny-v1"
+    prompt: PromptName = "tiny-v1"
     """Key of `ftis.tasks.prompts.PROMPTS`."""
     max_new_tokens: int = Field(default=760, ge=1)
     """Completion budget; a completion that reaches it without eos is marked truncated."""
@@ -121,8 +125,10 @@ class RunConfig:
     nodes: tuple[Node, ...] = Field(min_length=1)
     train: Dataset
     validation: Validation = Validation()
-    method: str = "ftis"
+    method: MethodName = "ftis"
     """Key of `ftis.method.methods.METHODS`."""
+    parameters: dict[str, float | bool | str] = Field(default_factory=dict)
+    """Of the method's weighting and filter, beside `threshold`, `eps`, `cap` and the readings."""
     threshold: float | None = Field(default=None, gt=0)
     """g, the filter's KL threshold; filtered methods need it, the others refuse it."""
     split: Literal["vertical", "horizontal"] = "vertical"
@@ -147,7 +153,7 @@ class RunConfig:
     """Updates of a node with NaN or infinity in the loss or gradient, after which the run ends. Each is left out
     and explained in state/nonfinite; weights that aren't finite end the run at once."""
     readings: Readings = Readings()
-    reward: str = "strict"
+    reward: RewardShape = "strict"
     """Key of `ftis.tasks.grading.verdict.FORMATS`: what shape a completion must have to earn a reward."""
     rollout: Rollout = Rollout()
     optim: Optim = Optim()
@@ -173,13 +179,12 @@ class RunConfig:
 
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
-        if self.method not in METHODS:
-            raise ValueError(str(unknown("method", self.method, METHODS)))
-        if self.reward not in FORMATS:
-            raise ValueError(f"reward: {unknown('format', self.reward, FORMATS)}")
-        if self.rollout.prompt not in PROMPTS:
-            raise ValueError(f"rollout.prompt: {unknown('prompt', self.rollout.prompt, PROMPTS)}")
-        filtered = METHODS[self.method].filtered
+        method = METHODS[self.method]
+        filtered = method.filtered
+        try:
+            refuse_unknown(method, self.parameters)
+        except UserError as error:
+            raise ValueError(str(error)) from None
         if filtered and self.threshold is None:
             raise ValueError(f"threshold: method {self.method!r} filters and needs one, e.g. 50")
         if not filtered and self.threshold is not None:
@@ -233,7 +238,12 @@ def load_run(path: str | Path) -> RunConfig:
 
 def recipe(config: RunConfig) -> dict[str, Any]:
     """What of a run decides its result: the settings without labels and placement."""
-    plain = {k: v for k, v in to_dict(config).items() if k not in _NOT_RECIPE["run"]}
+    # Settings that came later count where they are set; runs from before them keep their recipes.
+    plain = {
+        k: v
+        for k, v in to_dict(config).items()
+        if k not in _NOT_RECIPE["run"] and (k, v) != ("parameters", {})
+    }
     plain["nodes"] = [
         # A node's own backend counts where it has one; runs from before it could have keep their recipes.
         {k: v for k, v in node.items() if k not in _NOT_RECIPE["node"] and (k, v) != ("backend", None)}

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError, WithJsonSchema
 from pydantic.dataclasses import dataclass
 
-from ftis.errors import UserError
+from ftis.errors import UserError, unknown
 
 settings = dataclass(
     frozen=True, kw_only=True, config=ConfigDict(extra="forbid", use_attribute_docstrings=True)
 )
+
+
+def one_of(kind: str, names: Collection[str]) -> Any:
+    """The type of a setting that names an entry of a registry: checked against what is registered when it is read, so
+    that a new entry is one line."""
+
+    def known(value: str) -> str:
+        if value not in names:
+            raise ValueError(str(unknown(kind, value, names)))
+        return value
+
+    return Annotated[str, AfterValidator(known), WithJsonSchema({"type": "string", "enum": list(names)})]
 
 
 def parse(adapter: TypeAdapter, data: Any, where: str) -> Any:

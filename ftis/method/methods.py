@@ -1,29 +1,137 @@
-"""The registry of methods: a method is an importance weighting, with or without the filter.
+"""The registry of methods: a method is an importance weighting, with or without a filter.
 
-To add one: a line here and, if its weighting is new, a pure function in `ftis.method.objective.WEIGHTINGS`.
+A new one is a line here besides its function (`ftis.method.weightings`, `ftis.method.filters`). Those of others come in
+through the entry point group `ftis.methods`, or from a file that is named with `--methods` or in FTIS_METHODS: importing
+them registers them, and they stand in the grid, the figures, the exact study and the report as the paper's own do.
 """
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ftis.errors import UserError
+from ftis.method.filters import Far, Filter
+from ftis.method.weightings import TIS, VIS, NoWeight, Weighting
+
+GROUP, FILES = "ftis.methods", "FTIS_METHODS"
+"""Where methods of others are found: an entry point group, and a variable that names files, as PATH does."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """How a node learns from the swarm's samples (PAPER: section Methods)."""
+    """How a node learns from the swarm's samples, and how that is drawn."""
 
     label: str
     """Name in figures and tables."""
-    weighting: str
-    """Key of `ftis.method.objective.WEIGHTINGS`: none (R A), vis (clipped ratio), tis (truncated ratio)."""
-    filtered: bool
-    """Whether the update of harmful samples is zeroed (needs a threshold g)."""
+    weighting: Weighting
+    filter: Filter | None = None
+    """What decides whose update is zeroed; needs the run's threshold g."""
+    colour: str = "#555555"
+    marker: str = "o"
+
+    @property
+    def filtered(self) -> bool:
+        return self.filter is not None
 
 
+# Colours are Okabe and Ito's colour-blind-safe palette (https://jfly.uni-koeln.de/color/); its yellow is left out,
+# because it vanishes on white.
 METHODS: dict[str, Method] = {
-    "alone": Method("Alone", "none", False),
-    "nois": Method("NoIS", "none", False),
-    "vis": Method("VIS", "vis", False),
-    "tis": Method("TIS", "tis", False),
-    "fnois": Method("F-NoIS", "none", True),
-    "fvis": Method("F-VIS", "vis", True),
-    "ftis": Method("F-TIS", "tis", True),
+    "alone": Method("Alone", NoWeight(), None, "#000000", "o"),
+    "nois": Method("NoIS", NoWeight(), None, "#CC79A7", "X"),
+    "vis": Method("VIS", VIS(), None, "#E69F00", "v"),
+    "tis": Method("TIS", TIS(), None, "#56B4E9", "^"),
+    "fnois": Method("F-NoIS", NoWeight(), Far(), "#009E73", "P"),
+    "fvis": Method("F-VIS", VIS(), Far(), "#D55E00", "s"),
+    "ftis": Method("F-TIS", TIS(), Far(), "#0072B2", "D"),
 }
+PAPER = tuple(METHODS)
+"""The paper's own."""
+
+
+def register(name: str, method: Method) -> Method:
+    """Add a method under a name that runs can have: lower-case letters, digits and _, beginning with a letter.
+
+    Raises UserError for a name that is taken or can't stand in a run's name.
+    """
+    if not re.fullmatch("[a-z][a-z0-9_]*", name):
+        raise UserError(
+            f"method {name!r}: a name is lower-case letters, digits and _, and begins with a letter"
+        )
+    if METHODS.get(name, method) != method:
+        raise UserError(f"method {name!r}: there is one of that name ({METHODS[name].label}); choose another")
+    METHODS[name] = method
+    return method
+
+
+def unfiltered(name: str) -> str:
+    """The method that is `name` without its filter."""
+    weighting = METHODS[name].weighting
+    return next(
+        other
+        for other, m in METHODS.items()
+        if m.weighting == weighting and not m.filtered and other != "alone"
+    )
+
+
+def parameters(method: Method) -> set[str]:
+    """Names of what its weighting and its filter can be told."""
+    return {f.name for part in (method.weighting, method.filter) if part is not None for f in fields(part)}
+
+
+def refuse_unknown(method: Method, given: Mapping[str, Any]) -> None:
+    """Raise UserError for parameters that neither its weighting nor its filter has."""
+    if other := sorted(given.keys() - parameters(method)):
+        known = ", ".join(sorted(parameters(method))) or "none"
+        raise UserError(f"parameters.{other[0]}: {method.label} has no such parameter; it has {known}")
+
+
+Part = TypeVar("Part")
+
+
+def filled(part: Part, given: Mapping[str, Any]) -> Part:
+    """A weighting or filter whose fields take the values that `given` has under their names."""
+    return replace(part, **{f.name: given[f.name] for f in fields(part) if f.name in given})
+
+
+def load_file(path: str | Path) -> None:
+    """Run a Python file that registers methods. Raises UserError where there is none, or it fails."""
+    path = Path(path).resolve()
+    spec = importlib.util.spec_from_file_location(f"ftis_methods_{path.stem}", path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise UserError(f"{path}: no Python file; --methods takes one that calls ftis.register")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{path}: its methods can't be loaded ({type(error).__name__}: {error})") from error
+
+
+def load_others() -> None:
+    """Register the methods of installed packages and of the files that FTIS_METHODS names."""
+    for point in entry_points(group=GROUP):
+        try:
+            found = point.load()
+        except Exception as error:
+            raise UserError(
+                f"entry point {point.name} of {GROUP} ({point.value}) can't be loaded "
+                f"({type(error).__name__}: {error}); mend or uninstall its package"
+            ) from error
+        if isinstance(found, Method):
+            register(point.name, found)
+    for path in filter(None, os.environ.get(FILES, "").split(os.pathsep)):
+        load_file(path)
+
+
+load_others()

@@ -7,7 +7,13 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 from pydantic_core import ArgsKwargs
 
-from ftis.settings import settings
+from ftis.method.filters import FILTER_RULES
+from ftis.method.kl import KL_ESTIMATORS, KL_REDUCTIONS
+from ftis.settings import one_of, settings
+
+FilterRule = one_of("filter rule", FILTER_RULES)
+KlEstimator = one_of("KL estimator", KL_ESTIMATORS)
+KlReduction = one_of("reduction", KL_REDUCTIONS)
 
 
 @settings
@@ -17,13 +23,11 @@ class Readings:
     preset: Literal["paper", "code", "seed"] = "paper"
     """Where the choices below come from unless one is set: paper (reading notes), code (the authors'
     public repository), seed (the summary that this project started from)."""
-    filter_rule: Literal["negative_and_far", "nonpositive_and_far", "nonpositive_or_far"] = "negative_and_far"
+    filter_rule: FilterRule = "negative_and_far"
     """A sample is filtered when A < 0 and KL > g | A <= 0 and KL > g | A <= 0 or KL > g."""
-    kl_estimator: Literal["gen_theta", "theta_gen_literal", "k3_gen_theta", "k3_code", "is_theta_gen"] = (
-        "gen_theta"
-    )
-    """Which per-token estimator the filter compares with g (see `ftis.method.objective.KL_ESTIMATORS`)."""
-    kl_reduction: Literal["sum", "mean", "padded_mean"] = "sum"
+    kl_estimator: KlEstimator = "gen_theta"
+    """Which per-token estimator the filter compares with g (see `ftis.method.kl.KL_ESTIMATORS`)."""
+    kl_reduction: KlReduction = "sum"
     """Over a completion's tokens: sum, mean, or mean over the width of its padded group."""
     advantage_scale: Literal["std", "none"] = "std"
     """Divide centred rewards by the group's standard deviation, or not (Dr. GRPO)."""

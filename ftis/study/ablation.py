@@ -14,7 +14,7 @@ from ftis.errors import UserError, unknown
 from ftis.method.methods import METHODS
 from ftis.stats import t_interval
 from ftis.study.paper import load_curves, load_scores, parse_json, read_text, write_files
-from ftis.study.plots import COLOURS, STYLE, fit, rendered
+from ftis.study.plots import STYLE, fit, rendered
 from ftis.study.tidy import commit_of
 from ftis.suite.grid import load_grid
 
@@ -124,9 +124,9 @@ def draw(data: pd.DataFrame) -> Figure:
     axes = figure.subplots(1, len(roles), sharey=True, squeeze=False)[0]
     for axis, role in zip(axes, roles, strict=True):
         part = shown[shown["role"] == role]
-        axis.axvline(0, color=COLOURS["alone"], linewidth=1)
+        axis.axvline(0, color=METHODS["alone"].colour, linewidth=1)
         for name, row in zip(names[part.index], part.itertuples()):
-            y, colour = lines.index(name), COLOURS[row.method]
+            y, colour = lines.index(name), METHODS[row.method].colour
             if not math.isnan(row.over_alone_low):
                 ends = [100 * row.over_alone_low, 100 * row.over_alone_high]
                 axis.plot(ends, [y, y], color=colour, linewidth=1.4, solid_capstyle="butt")

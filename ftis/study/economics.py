@@ -21,7 +21,7 @@ from ftis.errors import UserError
 from ftis.method.methods import METHODS
 from ftis.stats import t_interval
 from ftis.study.paper import write_files
-from ftis.study.plots import COLOURS, MARKERS, STYLE, finish, rendered
+from ftis.study.plots import STYLE, finish, rendered
 from ftis.study.tidy import primary_decoding
 from ftis.suite.grid import load_grid
 from ftis.swarm.message import BYTES_A_COMPLETION, BYTES_A_TOKEN
@@ -301,19 +301,19 @@ def _panel(axis: Axes, points: pd.DataFrame, cost: str, scale: float) -> None:
             first = place == 0
             if cost == "bytes" and series == "alone":
                 axis.axhline(
-                    100 * line["accuracy"].iloc[-1], color=COLOURS[series], linewidth=2.4,
+                    100 * line["accuracy"].iloc[-1], color=METHODS[series].colour, linewidth=2.4,
                     linestyle=LINES[place % len(LINES)][0], label=f"{METHODS[series].label}, node {place + 1}",
                 )  # fmt: skip
                 continue
             axis.plot(
-                line[cost] / scale, 100 * line["accuracy"], color=COLOURS[series], marker=MARKERS[series],
+                line[cost] / scale, 100 * line["accuracy"], color=METHODS[series].colour, marker=METHODS[series].marker,
                 linestyle=LINES[place % len(LINES)][0], linewidth=2.4 if series == "alone" else 1.5, markersize=4.5,
-                markerfacecolor=COLOURS[series] if first else "white",
+                markerfacecolor=METHODS[series].colour if first else "white",
                 label=f"{METHODS[series].label}, node {place + 1}",
             )  # fmt: skip
             if line["seeds"].max() > 1:
                 axis.fill_between(
-                    line[cost] / scale, 100 * line["low"], 100 * line["high"], color=COLOURS[series], alpha=0.12,
+                    line[cost] / scale, 100 * line["low"], 100 * line["high"], color=METHODS[series].colour, alpha=0.12,
                     linewidth=0,
                 )  # fmt: skip
     # Names differ from panel to panel, so they stand in the panel, where curves that rise leave room.

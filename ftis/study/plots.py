@@ -1,7 +1,6 @@
 """Draws the paper's figures from the tidy tables of `ftis.study.paper`.
 
-One colour and one marker a method in every figure, from Okabe and Ito's colour-blind-safe palette
-(https://jfly.uni-koeln.de/color/); its yellow is left out because it vanishes on white.
+One colour and one marker a method in every figure: those of `ftis.method.methods`.
 """
 
 from __future__ import annotations
@@ -22,16 +21,6 @@ from ftis.errors import UserError
 from ftis.method.methods import METHODS
 from ftis.study.paper import figure_data, figure_note, figure_title, summarise, write_files
 
-COLOURS = {
-    "alone": "#000000",
-    "nois": "#CC79A7",
-    "vis": "#E69F00",
-    "tis": "#56B4E9",
-    "fnois": "#009E73",
-    "fvis": "#D55E00",
-    "ftis": "#0072B2",
-}
-MARKERS = {"alone": "o", "nois": "X", "vis": "v", "tis": "^", "fnois": "P", "fvis": "s", "ftis": "D"}
 THRESHOLD_MARKERS = ("v", "s", "D", "^", "P", "X", "<", ">")
 STYLE = {
     "font.size": 9,
@@ -130,7 +119,7 @@ def series_looks(data: pd.DataFrame) -> dict[str, dict]:
         # Alone is the widest line and filtered methods are the narrowest, in the order in which they are drawn: where
         # one coincides with another, both are seen.
         width = 2.8 if kind.method == "alone" else 1.3 if METHODS[kind.method].filtered else 2.2
-        colour, marker = COLOURS[kind.method], MARKERS[kind.method]
+        colour, marker = METHODS[kind.method].colour, METHODS[kind.method].marker
         if len(rivals) > 1:
             place = rivals.index(kind.g)
             depth = place / (len(rivals) - 1)

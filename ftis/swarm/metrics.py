@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ftis.method.objective import KL_ESTIMATORS, MAX_LOG_RATIO, Objective, sequence_kl
+from ftis.method.kl import KL_ESTIMATORS, MAX_LOG_RATIO, sequence_kl
 from ftis.swarm.message import Rollouts
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)

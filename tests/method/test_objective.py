@@ -12,19 +12,13 @@ from itertools import product
 import pytest
 import torch
 
+from ftis.method.filters import FILTER_RULES, Far, Seen
+from ftis.method.kl import KL_ESTIMATORS, KL_REDUCTIONS, sequence_kl
 from ftis.method.methods import METHODS
-from ftis.method.objective import (
-    KL_ESTIMATORS,
-    WEIGHTINGS,
-    Objective,
-    filter_conditions,
-    filtered,
-    group_advantages,
-    grpo_loss,
-    sequence_kl,
-)
+from ftis.method.objective import group_advantages, grpo_loss
 from ftis.method.readings import PRESETS, Readings
 from tests.method import reference
+from tests.method.objectives import WEIGHTINGS, objective, weighting_name
 
 LN2 = math.log(2)
 INF = math.inf
@@ -59,7 +53,7 @@ def run(
     start = gen + pad(log_r)
     theta = (start + (pad(log_x) if log_x else 0.0)).requires_grad_()
     loss = grpo_loss(
-        Objective(weighting, threshold, eps, cap, Readings(**readings)),
+        objective(weighting, threshold, eps, cap, Readings(**readings)),
         theta,
         gen,
         lengths_mask(lengths),
@@ -261,7 +255,7 @@ KL_TOKENS = [LN2, -LN2, 2 * LN2]
 
 def test_estimators_are_all_covered():
     assert set(KL_SUMS) == set(KL_ESTIMATORS)
-    assert set(WEIGHTINGS) == {"none", "vis", "tis"}
+    assert set(RULES) == set(FILTER_RULES) and set(REDUCTIONS) == set(KL_REDUCTIONS)
 
 
 @pytest.mark.parametrize("estimator", KL_SUMS)
@@ -314,21 +308,29 @@ FILTERED = {
 }
 
 
+def decided(a, kl, rule):
+    """The filter at g = 1 on completions of one token with these advantages and distances."""
+    n = len(a)
+    seen = Seen(kl[:, None], torch.ones(n, 1, dtype=torch.bool), a, torch.zeros(n, dtype=torch.bool), torch.ones(n))
+    return Far(threshold=1.0, filter_rule=rule)(seen)
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_filter_rules_by_hand(rule):
     a, kl = torch.tensor(FILTER_A), torch.tensor(FILTER_D)
-    bad, far = filter_conditions(a, kl, 1.0, rule)
+    left_out = decided(a, kl, rule)
+    bad, far = left_out.bad, left_out.far
     assert bad.tolist() == [True, True, rule != "negative_and_far", rule != "negative_and_far", False, False]
     assert far.tolist() == [True, False, True, False, True, False]
-    assert filtered(bad, far, rule).tolist() == FILTERED[rule]
+    assert left_out.drop.tolist() == FILTERED[rule]
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_kl_equal_to_the_threshold_is_not_far(rule):
     a = torch.tensor([-1.0, 1.0])
-    bad, far = filter_conditions(a, torch.tensor([1.0, 1.0]), 1.0, rule)
-    assert not far.any()
-    assert filtered(bad, far, rule).tolist() == [rule.endswith("or_far"), False]
+    left_out = decided(a, torch.tensor([1.0, 1.0]), rule)
+    assert not left_out.far.any()
+    assert left_out.drop.tolist() == [rule.endswith("or_far"), False]
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -421,7 +423,7 @@ def test_a_reading_overrides_its_preset():
 
 
 def test_methods_are_those_of_the_paper_page():
-    assert {k: (m.weighting, m.filtered) for k, m in METHODS.items()} == reference.METHODS
+    assert {k: (weighting_name(k), m.filtered) for k, m in METHODS.items()} == reference.METHODS
 
 
 PRESET_LOSSES = {
@@ -484,7 +486,7 @@ def vectorised(batch, choice, width=None, fill=0.0, dtype=torch.float64):
         choice.std,
     ).to(dtype)
     loss = grpo_loss(
-        Objective(choice.weighting, choice.threshold, choice.eps, choice.cap, readings),
+        objective(choice.weighting, choice.threshold, choice.eps, choice.cap, readings),
         advantages=advantages,
         **given,
     )
@@ -579,12 +581,12 @@ def test_micro_batches_and_padding_change_nothing(choice, size):
     logp = given["logp"]
     advantages = torch.tensor(reference.advantages(batch, choice), dtype=torch.float32)
     names = {f.name for f in fields(Readings)} & {f.name for f in fields(choice)}
-    objective = Objective(
+    loss_of = objective(
         choice.weighting, choice.threshold, 0.2, 2.0, Readings(**{n: getattr(choice, n) for n in names})
     )
     total, count, dropped = 0.0, 0, []
     for rows in torch.arange(16).split(size):
-        loss = grpo_loss(objective, advantages=advantages[rows], **{k: v[rows] for k, v in given.items()})
+        loss = grpo_loss(loss_of, advantages=advantages[rows], **{k: v[rows] for k, v in given.items()})
         loss.total.backward()
         total, count = total + loss.total.item(), count + int(loss.count)
         dropped += loss.filtered.tolist()
@@ -617,7 +619,7 @@ def test_extreme_log_ratios_stay_finite(weighting, level, reference_policy, dtyp
         )  # fmt: skip
         logp = theta.clone().requires_grad_()
         loss = grpo_loss(
-            Objective(weighting, 50.0, 0.2, 2.0, readings), logp, gen, lengths_mask(lengths),
+            objective(weighting, 50.0, 0.2, 2.0, readings), logp, gen, lengths_mask(lengths),
             torch.full((len(rows),), a, dtype=dtype), own, widths, start,
         )  # fmt: skip
         loss.total.backward()
@@ -683,7 +685,7 @@ def test_garbage_in_the_padding_never_reaches_the_filter(estimator, reduction):
 def test_fully_masked_batch_is_differentiable_and_adds_zero(weighting, reduction):
     logp = torch.full((2, 3), math.nan, requires_grad=True)
     loss = grpo_loss(
-        Objective(weighting, 1.0, 0.2, 2.0, Readings(kl_reduction=reduction)),
+        objective(weighting, 1.0, 0.2, 2.0, Readings(kl_reduction=reduction)),
         logp,
         torch.zeros(2, 3),
         torch.zeros(2, 3, dtype=torch.bool),
@@ -716,7 +718,7 @@ def compare(batch, choice):
 @pytest.mark.parametrize("method", METHODS)
 def test_methods_and_filters_against_the_slow_reference(method, seed):
     batch = reference.random_batch(100 + seed)
-    weighting, filters = METHODS[method].weighting, METHODS[method].filtered
+    weighting, filters = weighting_name(method), METHODS[method].filtered
     if not filters:
         compare(batch, reference.Choice(weighting))
         return
@@ -776,7 +778,7 @@ def test_golden_losses_of_stored_rollouts(dtype, tolerance):
         ).to(dtype)
         threshold = golden["threshold"] if METHODS[method].filtered else None
         loss = grpo_loss(
-            Objective(METHODS[method].weighting, threshold, 0.2, 2.0, readings),
+            objective(weighting_name(method), threshold, 0.2, 2.0, readings),
             advantages=advantages,
             **given,
         )

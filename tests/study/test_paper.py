@@ -309,12 +309,11 @@ def test_lines_of_a_figure_can_be_told_apart(tmp_path):
 
 
 def test_one_colour_and_one_marker_a_method():
-    assert set(plots.COLOURS) == set(plots.MARKERS) == set(METHODS)
-    assert len(set(plots.MARKERS.values())) == len(METHODS)
-    for one, other in combinations(plots.COLOURS.values(), 2):
+    assert len({m.marker for m in METHODS.values()}) == len(METHODS)
+    for one, other in combinations([m.colour for m in METHODS.values()], 2):
         assert math.dist(to_rgb(one), to_rgb(other)) > 0.25, (one, other)
-    shades = [plots.shade(plots.COLOURS["ftis"], k / 3) for k in range(4)]
-    assert plots.shade(plots.COLOURS["ftis"], 0.5).upper() == plots.COLOURS["ftis"]
+    shades = [plots.shade(METHODS["ftis"].colour, k / 3) for k in range(4)]
+    assert plots.shade(METHODS["ftis"].colour, 0.5).upper() == METHODS["ftis"].colour
     for one, other in combinations(shades, 2):
         assert math.dist(to_rgb(one), to_rgb(other)) > 0.15
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from ftis.method.objective import KL_ESTIMATORS, Objective
+from ftis.method.kl import KL_ESTIMATORS
 from ftis.method.readings import Readings
 from ftis.swarm.message import pack
 from ftis.swarm.metrics import QUANTILES, Samples, update_metrics, weight_statistics
 
 LN2 = math.log(2)
-OBJECTIVE = Objective("tis", 1.0, 0.2, 2.0, Readings())
+OBJECTIVE = objective("tis", 1.0, 0.2, 2.0, Readings())
 
 
 def floats(*values):

@@ -25,8 +25,9 @@ import torch
 from scipy.optimize import brentq
 from torch import Tensor
 
-from ftis.method.methods import METHODS
-from ftis.method.objective import KL_ESTIMATORS, Objective, sequence_kl
+from ftis.method.kl import KL_ESTIMATORS, sequence_kl
+from ftis.method.methods import METHODS, unfiltered
+from ftis.method.objective import Objective
 from ftis.method.readings import Readings
 from ftis.provenance import provenance
 from ftis.study.exact.enumerable import (
@@ -156,7 +157,7 @@ class Case:
 
     @property
     def objective(self) -> Objective:
-        return Objective(METHODS[self.method].weighting, self.g, EPS, self.cap, self.readings)
+        return Objective.of(METHODS[self.method], self.readings, threshold=self.g, eps=EPS, cap=self.cap)
 
 
 def cases() -> list[Case]:
@@ -476,7 +477,7 @@ def findings(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     swept = data[data["block"] == "threshold"]
     for method in ("fnois", "fvis", "ftis"):
         table = swept[swept["method"] == method]
-        without = [plain[kind, d, method[1:]] for kind, d in table[["kind", "distance"]].to_numpy()]
+        without = [plain[kind, d, unfiltered(method)] for kind, d in table[["kind", "distance"]].to_numpy()]
         change, near = table["progress_norm"] - without, table["distance"] <= 1
         finding = f"change of worth by the filter, {METHODS[method].label}, "
         add("filter", finding + "mean", "KL <= 1, all kinds and g", change[near].mean(), "difference")

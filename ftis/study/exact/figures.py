@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 
-from ftis.method.methods import METHODS
-from ftis.method.objective import KL_ESTIMATORS
-from ftis.study.plots import COLOURS, MARKERS, finish, shade
+from ftis.method.kl import KL_ESTIMATORS
+from ftis.method.methods import METHODS, PAPER, unfiltered
+from ftis.study.plots import finish, shade
 
 TITLES = {
     "weaker": "Weaker foreign node",
@@ -29,8 +29,8 @@ BAND = "Line: mean over random problems; band: quartiles."
 def look(method: str, **other) -> dict:
     """Line properties of a method: filtered ones dashed, over the solid line of the unfiltered."""
     return {
-        "color": COLOURS[method],
-        "marker": MARKERS[method],
+        "color": METHODS[method].colour,
+        "marker": METHODS[method].marker,
         "linestyle": "--" if METHODS[method].filtered else "-",
         "markersize": 4.5,
         "markeredgecolor": "white",
@@ -176,7 +176,7 @@ def filter_map(data: pd.DataFrame) -> Figure:
             axis.grid(False)
             axis.set_yticks(range(len(grid)), [f"{g:g}" for g in grid.index])
             at_distances(axis, list(grid.columns), row is axes[-1])
-        row[0].set_ylabel(f"{METHODS[method].label} - {METHODS[method[1:]].label}\ng, nats")
+        row[0].set_ylabel(f"{METHODS[method].label} - {METHODS[unfiltered(method)].label}\ng, nats")
     title = "Where the filter helps (orange) and hurts (violet): change of the gain per step of fixed norm"
     figure.suptitle(title, x=0.01, ha="left", size=10.5, weight="bold")
     note = (
@@ -195,7 +195,7 @@ def estimators(data: pd.DataFrame) -> Figure:
     distances = sorted(d for d in set(table["distance"]) if d > 0)
     figure = Figure(figsize=(10.2, 3.9))
     axes = figure.subplots(1, 3)
-    palette = list(COLOURS.values())[1:]
+    palette = [METHODS[name].colour for name in PAPER[1:]]
     table["ratio"] = table["mean"] / table["distance"]
     for column, axis in zip(("ratio", "sd", "over_g"), axes, strict=True):
         for name, colour, marker in zip(KL_ESTIMATORS, palette, "v^sDP", strict=False):
@@ -253,7 +253,7 @@ def cap(data: pd.DataFrame) -> Figure:
                 ]
                 token = level == "token"
                 style = {
-                    "color": shade(COLOURS["tis"], place / 3) if token else COLOURS["vis"],
+                    "color": shade(METHODS["tis"].colour, place / 3) if token else METHODS["vis"].colour,
                     "marker": "v^<D" [place] if token else "sP"[place - 4],
                     "linestyle": "-" if token else "--",
                     "markersize": 4.5,
@@ -306,8 +306,8 @@ def halves(data: pd.DataFrame) -> Figure:
     """What foreign successes and failures are each good for."""
     kinds, distances = list(TITLES), sorted(set(data["distance"]))
     series = {  # what is left out, what is left, how it looks
-        "failures": ("successes", {"color": COLOURS["tis"], "marker": "^"}),
-        "successes": ("failures", {"color": COLOURS["nois"], "marker": "v"}),
+        "failures": ("successes", {"color": METHODS["tis"].colour, "marker": "^"}),
+        "successes": ("failures", {"color": METHODS["nois"].colour, "marker": "v"}),
     }
     figure, axes = panels(4, kinds, 8.6)
     for method, upper, lower in (("nois", axes[0], axes[1]), ("tis", axes[2], axes[3])):

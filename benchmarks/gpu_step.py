@@ -32,7 +32,7 @@ from ftis.errors import UserError
 from ftis.model.policy import Policy, add_lora, pick_device
 from ftis.settings import parse
 from ftis.suite import cost, memory
-from ftis.swarm.loop import Participant
+from ftis.swarm.node import Node
 from ftis.tasks.problems import Problem
 
 SHAPES = {
@@ -101,7 +101,7 @@ def measure(given: argparse.Namespace) -> dict:
     }, "gpu_step")  # fmt: skip
     warm_libraries(device)
     before = peak_memory(device, reset=True)
-    node = Participant(0, config, random_policy(shape, ids, config, device))
+    node = Node(0, config, random_policy(shape, ids, config, device))
     draw = np.random.default_rng(0)
     prompts = [draw.integers(5, ids, PROMPT_TOKENS).tolist() for _ in range(given.prompts)]
     problems = [Problem(str(i), "", "1", "gsm8k") for i in range(given.prompts)]

@@ -19,7 +19,7 @@ import torch
 
 from ftis.config import Validation
 from ftis.suite import grid
-from ftis.swarm.loop import train
+from ftis.runs.train import train
 from ftis.tasks.problems import Dataset
 from ftis.tasks.tiny.models import make_data, make_tokenizer, warm_start
 

@@ -29,7 +29,7 @@ RewardShape = one_of("format", FORMATS)
 
 
 @settings
-class Node:
+class NodeConfig:
     """One participant of the swarm: a model and how it is trained."""
 
     name: str
@@ -53,6 +53,9 @@ class Node:
     """None: that of `optim`; a node on a smaller device takes a smaller one."""
     backend: Literal["transformers", "vllm"] | None = None
     """What samples for this node; None: that of `rollout`."""
+    attack: str | None = None
+    """What the node makes of its rollouts before it sends them (key of `ftis.swarm.attacks.ATTACKS`); None: it is
+    honest."""
 
 
 @settings
@@ -122,7 +125,7 @@ class RunConfig:
 
     name: str
     """Label; not part of the recipe."""
-    nodes: tuple[Node, ...] = Field(min_length=1)
+    nodes: tuple[NodeConfig, ...] = Field(min_length=1)
     train: Dataset
     validation: Validation = Validation()
     method: MethodName = "ftis"
@@ -245,8 +248,11 @@ def recipe(config: RunConfig) -> dict[str, Any]:
         if k not in _NOT_RECIPE["run"] and (k, v) != ("parameters", {})
     }
     plain["nodes"] = [
-        # A node's own backend counts where it has one; runs from before it could have keep their recipes.
-        {k: v for k, v in node.items() if k not in _NOT_RECIPE["node"] and (k, v) != ("backend", None)}
+        {
+            k: v
+            for k, v in node.items()
+            if k not in _NOT_RECIPE["node"] and (k, v) not in (("backend", None), ("attack", None))
+        }
         for node in plain["nodes"]
     ]
     return plain

@@ -18,6 +18,14 @@ def pytest_configure(config):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
+@pytest.fixture(autouse=True)
+def _said():
+    """What the library logs is shown as the command line shows it, so that `capsys` sees it."""
+    from ftis import logs
+
+    logs.show()
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory) -> Path:
     """A folder with tok/, data/ and two XS models: base/, trained long enough that a share of its sampled

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from ftis import __version__
+from ftis import __version__, logs
 from ftis.errors import UserError
 
 ABOUT = """\
@@ -29,6 +29,7 @@ The whole grid runs through Snakemake (see README.md); these commands are its jo
 def main(argv: list[str] | None = None) -> int:
     """Run a command; returns the exit code: 0 well, 2 bad input, 130 interrupted."""
     arguments = parser().parse_args(argv)
+    logs.show()
     try:
         arguments.command(arguments)
         return 0
@@ -251,10 +252,8 @@ def _train(arguments: argparse.Namespace) -> None:
     # any more, left by a killed Snakemake or on a lost node: it lets that finish, and trains what is left to train.
     # And it starts over what has been trained with a recipe that has changed since.
     with _gpus(arguments, "train"):
-        if config.transport == "processes" and len(config.nodes) > 1:
-            from ftis.runs.processes.launch import launch as train
-        else:
-            from ftis.swarm.loop import train
+        from ftis.runs.train import train
+
         train(config, out, job)
 
 

@@ -7,19 +7,15 @@ them registers them, and they stand in the grid, the figures, the exact study an
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Any, TypeVar
 
 from ftis.errors import UserError
 from ftis.method.filters import Far, Filter
 from ftis.method.weightings import TIS, VIS, NoWeight, Weighting
+from ftis.plugins import load_plugins
 
 GROUP, FILES = "ftis.methods", "FTIS_METHODS"
 """Where methods of others are found: an entry point group, and a variable that names files, as PATH does."""
@@ -102,36 +98,9 @@ def filled(part: Part, given: Mapping[str, Any]) -> Part:
     return replace(part, **{f.name: given[f.name] for f in fields(part) if f.name in given})
 
 
-def load_file(path: str | Path) -> None:
-    """Run a Python file that registers methods. Raises UserError where there is none, or it fails."""
-    path = Path(path).resolve()
-    spec = importlib.util.spec_from_file_location(f"ftis_methods_{path.stem}", path)
-    if not path.is_file() or spec is None or spec.loader is None:
-        raise UserError(f"{path}: no Python file; --methods takes one that calls ftis.register")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    try:
-        spec.loader.exec_module(module)
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"{path}: its methods can't be loaded ({type(error).__name__}: {error})") from error
+def _take(name: str, found: object) -> None:
+    if isinstance(found, Method):
+        register(name, found)
 
 
-def load_others() -> None:
-    """Register the methods of installed packages and of the files that FTIS_METHODS names."""
-    for point in entry_points(group=GROUP):
-        try:
-            found = point.load()
-        except Exception as error:
-            raise UserError(
-                f"entry point {point.name} of {GROUP} ({point.value}) can't be loaded "
-                f"({type(error).__name__}: {error}); mend or uninstall its package"
-            ) from error
-        if isinstance(found, Method):
-            register(point.name, found)
-    for path in filter(None, os.environ.get(FILES, "").split(os.pathsep)):
-        load_file(path)
-
-
-load_others()
+load_plugins(GROUP, FILES, _take)

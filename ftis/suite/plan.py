@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ftis.config import KEPT, Node, RunConfig
+from ftis.config import KEPT, NodeConfig, RunConfig
 from ftis.suite import cost, grid, memory
 from ftis.suite.cost import Gpu
 from ftis.suite.memory import FULL, GIB, Batch, Memory, Shape
@@ -163,7 +163,7 @@ def answer_batches(tier: str, config: RunConfig) -> list[Batch]:
     return found
 
 
-def _engine(share: str, given: float, shape: Shape, node: Node, batches: Sequence[Batch]) -> EnginePlan:
+def _engine(share: str, given: float, shape: Shape, node: NodeConfig, batches: Sequence[Batch]) -> EnginePlan:
     tokens = max(batch.prompt_tokens + batch.new_tokens for batch in batches)
     return EnginePlan(share, given, *memory.engine_parts(shape, node, tokens), tokens)
 

@@ -7,7 +7,7 @@ void the work of all. A peer of which something is refused too often in a row is
 
 from __future__ import annotations
 
-import sys
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from ftis.swarm.message import Message, MessageError, Rollouts, decode
+
+log = logging.getLogger(__name__)
 
 LEAST_LOGPROB = -1e4  # far below any sampled token's; sums of what a peer claims must stay finite
 UNVERIFIED = "unverified"
@@ -148,19 +150,22 @@ class Inbox:
         self.refused += reasons
         self.dropped += len(expected.share) - used
         if reasons:
-            print(
-                f"iteration {step}: node {self.node} refuses {what}; {used} of {len(expected.share)} are used",
-                file=sys.stderr,
+            log.info(
+                "iteration %d: node %d refuses %s; %d of %d are used",
+                step,
+                self.node,
+                what,
+                used,
+                len(expected.share),
             )
         self.failing[sender] = self.failing.get(sender, 0) + 1 if reasons.keys() - {UNVERIFIED} else 0
         if self.failing[sender] >= self.patience:
             self.distrusted[sender] = step + 1
             self.mail = [m for m in self.mail if m[1] != sender]
-            print(
-                f"node {self.node} takes nothing of node {sender} from iteration {step + 1} on: something of "
-                f"it was refused {self.failing[sender]} times in a row",
-                file=sys.stderr,
-            )
+            log.info(
+                "node %d takes nothing of node %d from iteration %d on: something of it was refused %d times in a row",
+                self.node, sender, step + 1, self.failing[sender],
+            )  # fmt: skip
         return taken if used else None
 
     def opinion(self) -> dict[str, Any]:

@@ -1,88 +1,119 @@
-"""What one iteration's samples say: the batch as plain arrays, and the statistics that are logged of it."""
+"""What is logged: the records of an iteration, and the statistics of its updates."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
 import torch
 
 from ftis.method.kl import KL_ESTIMATORS, MAX_LOG_RATIO, sequence_kl
-from ftis.swarm.message import Rollouts
+from ftis.swarm.samples import Sampled, Samples
+from ftis.swarm.update import Pass
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 @dataclass(frozen=True)
-class Samples:
-    """All completions that a node trains on in an iteration; N entries each."""
+class Statistics:
+    """Of an iteration's updates of a node; origins are "own" and "foreign", as far as there are such samples."""
 
-    prompts: list[list[int]]
-    tokens: list[np.ndarray]
-    logprobs: list[np.ndarray]
-    """log pi_gen of the tokens."""
-    reward: np.ndarray
-    finished: np.ndarray
-    own: np.ndarray
-    group: np.ndarray
-    """Label of the completion's (step, prompt)."""
-    length: np.ndarray
-    group_width: np.ndarray
-    """Length of the longest completion of the group."""
-
-    @classmethod
-    def gather(
-        cls, batch: Sequence[tuple[int, int, Rollouts]], prompts: dict[int, list[list[int]]], node: int
-    ) -> Samples:
-        """Unpack (step, sender, rollouts) as node `node` sees them; ordered by group, then sample, so
-        that the order in which messages come changes nothing."""
-        rows = [
-            (step, int(p), int(s), sender == node, tokens, logprobs, float(reward), bool(finished))
-            for step, sender, r in batch
-            for p, s, tokens, logprobs, reward, finished in zip(
-                r.prompt, r.sample, r.split(r.tokens), r.split(r.logprobs), r.reward, r.finished
-            )
-        ]
-        rows.sort(key=lambda row: row[:3])
-        labels = {pair: i for i, pair in enumerate(dict.fromkeys((row[0], row[1]) for row in rows))}
-        group = np.array([labels[row[0], row[1]] for row in rows])
-        length = np.array([len(row[4]) for row in rows])
-        width = np.zeros(len(labels), length.dtype)
-        np.maximum.at(width, group, length)
-        return cls(
-            [prompts[row[0]][row[1]] for row in rows],
-            [row[4] for row in rows],
-            [row[5] for row in rows],
-            np.array([row[6] for row in rows]),
-            np.array([row[7] for row in rows]),
-            np.array([row[3] for row in rows]),
-            group,
-            length,
-            width[group],
-        )
+    loss: float = 0.0
+    """Mean over all completions that were trained on, filtered ones as 0."""
+    entropy: float | None = None
+    """Nats a token, of own samples."""
+    filtered: Mapping[str, float] = field(default_factory=dict)
+    """Share of completions whose update was zeroed, by origin and of "all"."""
+    filter_causes: Mapping[str, Mapping[str, float]] | None = None
+    """By origin: share with a bad "advantage", and beyond the "distance" g."""
+    kl: Mapping[str, Mapping[str, list[float]]] = field(default_factory=dict)
+    """By origin and ESTIMATOR_REDUCTION: `QUANTILES` over completions, nats."""
+    weight: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """By origin: `weight_statistics`."""
+    mismatch: Mapping[str, float] | None = None
+    """Between sampler and trainer: "k3", the mean of k3 a token, and the largest |delta log p| ("max")."""
 
 
-def update_metrics(
-    collected: Sequence[dict[str, Any]], objective: Objective, samples: Samples
-) -> dict[str, Any]:
-    """Statistics over an iteration's micro-batches, split by origin (own, foreign).
+@dataclass(frozen=True)
+class NodeLine:
+    """What a node's iteration came to; before the first one only its name and validation."""
 
-    The loss is the mean over all completions that were trained on, filtered ones as 0. `collected` holds each
-    micro-batch's rows, logp, logp_gen, mask, entropy, the filter's outcome and how many updates came before it.
-    Log-ratios are those at the moment of a sample's own update. The sampler-trainer mismatch is over own
-    samples of the first update, before any weight has moved.
+    node: int
+    name: str
+    label: str
+    validation: Mapping[str, Any] | None = None
+    """Scores of "greedy" and "sampled" answers."""
+    reward: float | None = None
+    """Mean of its own completions."""
+    accuracy: float | None = None
+    """Share of its own completions whose answer is right, whatever their form."""
+    format_rate: float | None = None
+    length: float | None = None
+    """Mean tokens of its own completions."""
+    truncated: float | None = None
+    grader_faults: int | None = None
+    zero_advantage: float | None = None
+    grad_norm: float | None = None
+    """Mean over updates, before clipping."""
+    nonfinite: int | None = None
+    """Updates that were left out, since a number in them wasn't finite."""
+    learning_rate: float | None = None
+    tokens_generated: int | None = None
+    tokens_trained: int | None = None
+    statistics: Statistics | None = None
+    bytes_sent: int | None = None
+    bytes_received: int | None = None
+    refused: Mapping[str, int] | None = None
+    """By reason: messages refused whole and completions."""
+    dropped: int | None = None
+    """Completions of peers that the iteration went without."""
+    distrusted: Sequence[int] | None = None
+    seconds: Mapping[str, float] | None = None
+    """By phase."""
+    sampled: Sampled | None = None
+    """Its own completions; not part of the JSON."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The entry of metrics.jsonl: flat, and without what wasn't measured."""
+        if self.reward is None:
+            return {name: getattr(self, name) for name in ("node", "name", "label", "validation")}
+        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "sampled"}
+        statistics = {
+            k: v for k, v in asdict(plain.pop("statistics")).items() if (k, v) != ("filter_causes", None)
+        }
+        return plain | statistics
+
+
+@dataclass(frozen=True)
+class Line:
+    """An iteration of all nodes; 0 stands for before the first."""
+
+    step: int
+    seconds: float
+    nodes: tuple[NodeLine, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The line of metrics.jsonl."""
+        return {"step": self.step, "seconds": self.seconds, "nodes": [node.as_dict() for node in self.nodes]}
+
+
+def statistics(passes: Sequence[Pass], cap: float, samples: Samples) -> Statistics:
+    """Over an iteration's passes, split by origin; `cap` is C, at which weights are truncated.
+
+    Log-ratios are those at the moment of a sample's own update. The sampler-trainer mismatch is over own samples of the
+    first update, before any weight has moved.
     """
-    if not collected:
-        return {"loss": 0.0, "entropy": None, "filtered": {}, "kl": {}, "weight": {}, "mismatch": None}
+    if not passes:
+        return Statistics()
     origin: dict[str, list[dict[str, np.ndarray]]] = {"own": [], "foreign": []}
     entropy, mismatch = [], []
-    for c in collected:
-        mask, d = c["mask"], c["logp_gen"] - c["logp"]
-        own = torch.from_numpy(samples.own[c["rows"]])
-        entropy.append(c["entropy"][mask & own[:, None]])
-        if not c["updates"]:
+    for one in passes:
+        mask, d = one.mask, one.logp_gen - one.logp
+        own = torch.from_numpy(samples.own[one.rows])
+        entropy.append(one.entropy[mask & own[:, None]])
+        if not one.before:
             mismatch.append(-d[mask & own[:, None]])
         kl = {
             f"{name}_{how}": sequence_kl(estimator(d), mask, how).numpy()
@@ -91,7 +122,7 @@ def update_metrics(
         }
         for who, rows in (("own", own), ("foreign", ~own)):
             part = {name: values[rows.numpy()] for name, values in kl.items()}
-            part |= {name: c[name][rows].numpy() for name in ("filtered", "bad", "far")}
+            part |= {name: getattr(one, name)[rows].numpy() for name in ("filtered", "bad", "far")}
             part["log_ratio"] = -d[mask & rows[:, None]].numpy()
             origin[who].append(part)
     joined = {
@@ -101,16 +132,16 @@ def update_metrics(
     present = {who: part for who, part in joined.items() if len(part["filtered"])}
     everything = np.concatenate([part["filtered"] for part in joined.values()])
     entropies, log_ratio = torch.cat(entropy), torch.cat([torch.zeros(0), *mismatch]).double()
-    return {
-        "loss": sum(c["loss"] for c in collected) / len(everything),
-        "entropy": float(entropies.mean()) if len(entropies) else None,
-        "filtered": {"all": float(everything.mean())}
+    return Statistics(
+        loss=sum(one.loss for one in passes) / len(everything),
+        entropy=float(entropies.mean()) if len(entropies) else None,
+        filtered={"all": float(everything.mean())}
         | {who: float(part["filtered"].mean()) for who, part in present.items()},
-        "filter_causes": {
+        filter_causes={
             who: {"advantage": float(part["bad"].mean()), "distance": float(part["far"].mean())}
             for who, part in present.items()
         },
-        "kl": {
+        kl={
             who: {
                 key: [round(float(q), 6) for q in np.quantile(part[key], QUANTILES)]
                 for key in part
@@ -118,14 +149,14 @@ def update_metrics(
             }
             for who, part in present.items()
         },
-        "weight": {who: weight_statistics(part["log_ratio"], objective.cap) for who, part in present.items()},
-        "mismatch": {
+        weight={who: weight_statistics(part["log_ratio"], cap) for who, part in present.items()},
+        mismatch={
             "k3": float((torch.exp(log_ratio) - log_ratio - 1).mean()),
             "max": float(log_ratio.abs().max()),
         }
         if len(log_ratio)
         else None,
-    }
+    )
 
 
 def weight_statistics(log_ratio: np.ndarray, cap: float) -> dict[str, float]:

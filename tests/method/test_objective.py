@@ -311,7 +311,9 @@ FILTERED = {
 def decided(a, kl, rule):
     """The filter at g = 1 on completions of one token with these advantages and distances."""
     n = len(a)
-    seen = Seen(kl[:, None], torch.ones(n, 1, dtype=torch.bool), a, torch.zeros(n, dtype=torch.bool), torch.ones(n))
+    seen = Seen(
+        kl[:, None], torch.ones(n, 1, dtype=torch.bool), a, torch.zeros(n, dtype=torch.bool), torch.ones(n)
+    )
     return Far(threshold=1.0, filter_rule=rule)(seen)
 
 

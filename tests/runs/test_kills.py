@@ -31,8 +31,9 @@ def run(config, out: Path, phase: str = "", event: int = 0, counts: Path | None 
     """Train in this process, which dies at an event of a phase; or count the events of all phases."""
     import torch
 
-    from ftis.swarm import loop as module
-    from ftis.swarm.loop import Participant, Swarm
+    from ftis.runs import train as module
+    from ftis.swarm.loop import Swarm
+    from ftis.swarm.node import Node
 
     torch.set_num_threads(1)
     seen = Counter()
@@ -64,8 +65,8 @@ def run(config, out: Path, phase: str = "", event: int = 0, counts: Path | None 
 
     train = module.train
     if phase or counts:
-        Participant.sample = within("sampling", Participant.sample)
-        Participant.learn = within("step", Participant.learn)
+        Node.sample = within("sampling", Node.sample)
+        Node.learn = within("step", Node.learn)
         Swarm.checkpoint = within("checkpoint", Swarm.checkpoint)
         Path.rename = around("rename", Path.rename)
         os.replace = around("rename", os.replace)
@@ -79,7 +80,7 @@ def run(config, out: Path, phase: str = "", event: int = 0, counts: Path | None 
 def start():
     """Starts `run` in a forked process; its exit code."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ftis.swarm.loop", "tests.runs.test_kills"])
+    context.set_forkserver_preload(["ftis.runs.train", "tests.runs.test_kills"])
 
     def start(*arguments) -> int:
         process = context.Process(target=run, args=arguments)

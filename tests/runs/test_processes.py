@@ -20,8 +20,8 @@ from ftis.errors import UserError
 from ftis.runs.answers import run_subjects
 from ftis.runs.processes.launch import launch
 from ftis.runs.processes.node import merge_metrics
+from ftis.runs.train import train
 from ftis.settings import parse, to_dict
-from ftis.swarm.loop import train
 from ftis.swarm.message import BYTES_A_COMPLETION, BYTES_A_MESSAGE, BYTES_A_TOKEN
 from tests.parts import with_swapped_ids
 from tests.runs.test_train import assert_same_run, lora_node, metrics

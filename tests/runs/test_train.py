@@ -15,13 +15,17 @@ from safetensors.torch import load_file
 from ftis.config import load_run
 from ftis.errors import UserError
 from ftis.provenance import sha256
+from ftis.runs import folder as folder_module
 from ftis.runs import state
+from ftis.runs.folder import RunFolder
 from ftis.runs.processes.launch import launch
 from ftis.runs.processes.node import train_alone
-from ftis.swarm import loop as train_module
-from ftis.swarm.loop import Participant, Swarm, train
+from ftis.runs.train import train
+from ftis.swarm import node as node_module
+from ftis.swarm.loop import Swarm
 from ftis.swarm.message import Message, encode
-from ftis.swarm.metrics import Samples
+from ftis.swarm.node import Node
+from ftis.swarm.samples import Samples, Share
 from ftis.tasks.problems import iteration_problems
 from tests.parts import with_swapped_ids
 
@@ -158,9 +162,9 @@ def test_a_killed_run_ends_like_an_uninterrupted_one(finished, tmp_path, monkeyp
 
     with monkeypatch.context() as patch:
         if where == "sample":
-            patch.setattr(Participant, "sample", bomb(Participant.sample, 5))
+            patch.setattr(Node, "sample", bomb(Node.sample, 5))
         elif where == "learn":
-            patch.setattr(Participant, "_update", bomb(Participant._update, 4))
+            patch.setattr(node_module, "update", bomb(node_module.update, 4))
         elif where == "save":
             patch.setattr(state, "save_file", bomb(state.save_file, 3))
         elif where == "rename":
@@ -168,7 +172,7 @@ def test_a_killed_run_ends_like_an_uninterrupted_one(finished, tmp_path, monkeyp
         elif where == "append":
             patch.setattr(state, "append_metrics", bomb(state.append_metrics, 3))
         else:
-            patch.setattr(train_module, "provenance", bomb(train_module.provenance, 0))
+            patch.setattr(folder_module, "provenance", bomb(folder_module.provenance, 0))
         with pytest.raises(Killed):
             train(config, tmp_path / "run")
     assert not (tmp_path / "run/final.json").exists()
@@ -179,7 +183,7 @@ def test_a_killed_run_ends_like_an_uninterrupted_one(finished, tmp_path, monkeyp
 def test_a_damaged_checkpoint_is_passed_over(finished, tmp_path, monkeypatch, capsys):
     config, out = finished
     with monkeypatch.context() as patch:
-        patch.setattr(train_module, "publish", lambda *_: (_ for _ in ()).throw(Killed))
+        patch.setattr(RunFolder, "publish", lambda *_: (_ for _ in ()).throw(Killed))
         with pytest.raises(Killed):
             train(config, tmp_path / "run")
     saved = state.checkpoints(tmp_path / "run/state")
@@ -219,7 +223,7 @@ def test_mini_batches_stale_samples_and_all_readings_resume(tiny, tmp_path, monk
 
 def gradients(config, step=1):
     """Each node's gradient of the first update, before any step."""
-    swarm, kept = Swarm(config, "0" * 12), {}
+    swarm, kept = Swarm(config), {}
     for node in swarm.nodes:
         node.optimizer.step = lambda n=node: kept.setdefault(
             n.index, torch.cat([p.grad.flatten() for p in n.params.values()])
@@ -230,8 +234,8 @@ def gradients(config, step=1):
 
 def test_gradients_are_freed_after_the_update(make_config):
     """They are as large as the weights, and on a shared GPU the next node needs the room."""
-    swarm = Swarm(make_config(optim={"mini_batches": 2}), "0" * 12)
-    assert all(node["grad_norm"] > 0 for node in swarm.iteration(1)["nodes"])
+    swarm = Swarm(make_config(optim={"mini_batches": 2}))
+    assert all(node.grad_norm > 0 for node in swarm.iteration(1).nodes)
     assert all(p.grad is None for node in swarm.nodes for p in node.params.values())
 
 
@@ -276,17 +280,17 @@ def test_a_state_of_other_settings_is_refused_or_by_a_job_cleared(tiny, tmp_path
 
 
 def test_micro_batches_count_a_groups_prompt_once(make_config):
-    swarm = Swarm(make_config(optim={"micro_batch_tokens": 400}), "0" * 12)
+    swarm = Swarm(make_config(optim={"micro_batch_tokens": 400}))
     node = swarm.nodes[0]
-    swarm.iteration(1)
-    samples = Samples.gather([(1, 0, node.fresh)], {1: swarm._prompts(1)[1]}, 0)
+    asked = swarm.asked(1)
+    samples = Samples.gather([Share(1, 0, node.sample(1, asked).rollouts)], {1: asked.prompts}, 0)
     everything = np.arange(len(samples.tokens))
 
     def padded(rows):
-        prompts = {id(samples.prompts[i]): len(samples.prompts[i]) for i in rows}
-        return len(prompts) * max(prompts.values()) + len(rows) * max(samples.length[rows])
+        lengths = [len(samples.prompts[group]) for group in set(samples.group[rows])]
+        return len(lengths) * max(lengths) + len(rows) * max(samples.length[rows])
 
-    batches = node._micro_batches(samples, everything)
+    batches = samples.micro_batches(everything, 400)
     assert sorted(np.concatenate(batches)) == list(everything) and len(batches) > 1
     assert all(padded(rows) <= 400 or len(rows) == 1 for rows in batches)
 
@@ -297,8 +301,8 @@ def test_skipping_zero_advantages_changes_no_gradient(make_config):
     for a, b in zip(gradients(plain), gradients(skipping)):
         assert a.norm() > 1e-3
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
-    lines = [Swarm(c, "0" * 12).iteration(1)["nodes"][0] for c in (plain, skipping)]
-    assert lines[1]["tokens_trained"] < lines[0]["tokens_trained"]
+    lines = [Swarm(c).iteration(1).nodes[0] for c in (plain, skipping)]
+    assert lines[1].tokens_trained < lines[0].tokens_trained
     with pytest.raises(UserError, match="skip_zero_advantage: with filtered_denominator 'leave'"):
         make_config(optim={"skip_zero_advantage": True}, readings={"preset": "code"})
 
@@ -306,8 +310,8 @@ def test_skipping_zero_advantages_changes_no_gradient(make_config):
 def test_the_mismatch_is_before_any_step_however_many_completions_are_skipped(make_config):
     """Mini-batches are unequal then: their share of what is computed doesn't tell where the first ends."""
     optim = {"mini_batches": 3, "skip_zero_advantage": True, "micro_batch_tokens": 64}
-    swarm = Swarm(make_config(nodes=("base", "base"), optim=optim), "0" * 12)
-    found = [node["mismatch"] for step in (1, 2, 3) for node in swarm.iteration(step)["nodes"]]
+    swarm = Swarm(make_config(nodes=("base", "base"), optim=optim))
+    found = [node.statistics.mismatch for step in (1, 2, 3) for node in swarm.iteration(step).nodes]
     assert all(mismatch and mismatch["max"] < 1e-4 for mismatch in found), found
 
 
@@ -324,27 +328,27 @@ def test_equal_nodes_have_the_gradient_of_alone(make_config, method, split):
 @pytest.mark.parametrize(("split", "nodes"), [("vertical", 3), ("horizontal", 3), ("vertical", 2)])
 def test_a_swarm_of_any_size_trains_on_all_completions(make_config, tiny, split, nodes):
     names = ("base", "coder", lora_node(tiny))[:nodes]
-    swarm = Swarm(make_config(nodes=names, split=split, prompts=7, group_size=5), "0" * 12)
-    line = swarm.iteration(1)
-    trained = {n["tokens_trained"] for n in line["nodes"]}
-    assert trained == {sum(n["tokens_generated"] for n in line["nodes"])}
-    pairs = [(p, s) for n in swarm.nodes for p, s in zip(n.fresh.prompt.tolist(), n.fresh.sample.tolist())]
+    swarm = Swarm(make_config(nodes=names, split=split, prompts=7, group_size=5))
+    lines = swarm.iteration(1).nodes
+    assert {n.tokens_trained for n in lines} == {sum(n.tokens_generated for n in lines)}
+    sampled = [n.sampled.rollouts for n in lines]
+    pairs = [(p, s) for r in sampled for p, s in zip(r.prompt.tolist(), r.sample.tolist())]
     assert sorted(pairs) == [(p, s) for p in range(7) for s in range(5)]
 
 
 def test_bytes_sent_are_those_of_the_messages(make_config):
-    swarm = Swarm(make_config(nodes=("base", "coder", "base")), "0" * 12)
-    lines = swarm.iteration(1)["nodes"]
-    sizes = [len(encode(Message(bytes(8), 1, n.index, n.fresh), n.policy.vocab_size)) for n in swarm.nodes]
-    assert [line["bytes_sent"] for line in lines] == [2 * size for size in sizes]
-    assert [line["bytes_received"] for line in lines] == [sum(sizes) - size for size in sizes]
+    swarm = Swarm(make_config(nodes=("base", "coder", "base")))
+    lines = swarm.iteration(1).nodes
+    vocabulary = swarm.nodes[0].policy.vocab_size
+    sizes = [len(encode(Message(bytes(8), 1, n.node, n.sampled.rollouts), vocabulary)) for n in lines]
+    assert [line.bytes_sent for line in lines] == [2 * size for size in sizes]
+    assert [line.bytes_received for line in lines] == [sum(sizes) - size for size in sizes]
 
 
 def test_a_token_takes_at_most_six_bytes_whatever_the_text(make_config):
     """Log-probs of a real model, and ids of the largest vocabulary without any pattern."""
-    swarm = Swarm(make_config(nodes=("coder",)), "0" * 12)
-    swarm.iteration(1)
-    rollouts = swarm.nodes[0].fresh
+    swarm = Swarm(make_config(nodes=("coder",)))
+    rollouts = swarm.iteration(1).nodes[0].sampled.rollouts
     ids = np.random.default_rng(0).integers(0, 151_936, len(rollouts.tokens)).astype(np.int32)
     data = encode(Message(bytes(8), 1, 0, replace(rollouts, tokens=ids)), 151_936)
     assert len(ids) > 500 and len(data) / len(ids) < 6
@@ -352,16 +356,16 @@ def test_a_token_takes_at_most_six_bytes_whatever_the_text(make_config):
 
 def test_splits_see_the_same_prompts(make_config):
     for split in ("vertical", "horizontal"):
-        swarm = Swarm(make_config(split=split), "0" * 12)
-        chosen = [p.id for p in swarm._prompts(3)[0]]
+        swarm = Swarm(make_config(split=split))
+        chosen = [p.id for p in swarm.asked(3).problems]
         assert chosen == [swarm.problems[i].id for i in iteration_problems(256, 6, 42, 3)]
 
 
 def test_truncated_completions_can_be_dropped(make_config):
     rollout = {"prompt": "tiny-v1", "max_new_tokens": 24}
-    kept = Swarm(make_config(rollout=rollout), "0" * 12).iteration(1)["nodes"][0]
-    dropped = Swarm(make_config(rollout=rollout | {"truncated": "drop"}), "0" * 12).iteration(1)["nodes"][0]
-    assert 0 < kept["truncated"] < 1 and dropped["tokens_trained"] < kept["tokens_trained"]
+    kept = Swarm(make_config(rollout=rollout)).iteration(1).nodes[0]
+    dropped = Swarm(make_config(rollout=rollout | {"truncated": "drop"})).iteration(1).nodes[0]
+    assert 0 < kept.truncated < 1 and dropped.tokens_trained < kept.tokens_trained
 
 
 def test_alone_learns(make_config):
@@ -369,15 +373,15 @@ def test_alone_learns(make_config):
     config = make_config(
         nodes=("base",), prompts=12, group_size=12, iterations=14, readings={"preset": "paper"}
     )
-    swarm = Swarm(config, "0" * 12)
-    rewards = [swarm.iteration(step)["nodes"][0]["reward"] for step in range(1, 15)]
+    swarm = Swarm(config)
+    rewards = [line.nodes[0].reward for line in swarm]
     assert np.mean(rewards[-4:]) > np.mean(rewards[:4]) + 0.05, rewards
 
 
 def test_nodes_must_share_a_tokenizer_by_content(make_config, tiny, tmp_path):
     odd = with_swapped_ids(tiny / "coder", tmp_path / "odd")
     with pytest.raises(UserError, match=r"nodes\.1\.model: its tokenizer differs .*token '[ab]'"):
-        Swarm(make_config(nodes=("base", {"name": "odd", "model": str(odd)})), "0" * 12)
+        Swarm(make_config(nodes=("base", {"name": "odd", "model": str(odd)})))
 
 
 def test_one_trainer_a_run(make_config, tmp_path):
@@ -472,7 +476,7 @@ def test_a_missing_vllm_is_told_before_models_are_loaded(make_config, tmp_path):
 
 def test_a_run_with_top_k_says_what_its_ratios_are_not(make_config, tmp_path, capsys):
     for top_k in (None, 5):
-        Swarm(make_config(readings={"top_k": top_k}), "0" * 12).begin(tmp_path, None)
+        Swarm(make_config(readings={"top_k": top_k}))
         said = capsys.readouterr().err
         assert said.count(
             "warning: readings.top_k: completions are drawn from the 5 likeliest tokens"

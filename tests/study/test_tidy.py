@@ -12,6 +12,7 @@ from ftis.config import RUN_CONFIG
 from ftis.errors import UserError
 from ftis.papers.ftis.claims import make_claims
 from ftis.runs.answers import BenchmarkSpec, Sampling, generate, run_subjects, score, start_subjects
+from ftis.runs.train import train
 from ftis.settings import parse
 from ftis.study import ablation
 from ftis.study.economics import make_economics
@@ -19,7 +20,6 @@ from ftis.study.paper import load_scores, run_columns
 from ftis.study.tidy import make_tidy, read_tidy
 from ftis.suite import grid
 from ftis.suite.grid import Run
-from ftis.swarm.loop import train
 from ftis.tasks.problems import Dataset
 
 SLUGS = (

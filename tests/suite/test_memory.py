@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from ftis.config import Node
+from ftis.config import NodeConfig
 from ftis.errors import UserError
 from ftis.model import logprobs as logprob_head
 from ftis.model.lora import Lora
@@ -24,7 +24,7 @@ TOLERANCE = 0.3
 
 
 def node(**changes):
-    return Node(name="n", model="m", **changes)
+    return NodeConfig(name="n", model="m", **changes)
 
 
 @pytest.mark.parametrize(

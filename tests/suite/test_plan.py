@@ -45,7 +45,7 @@ def test_counts_and_bytes_by_hand(make_config):
 
 def test_the_bound_holds_for_a_real_iteration(make_config):
     config = make_config(iterations=1)
-    line = Swarm(config, "0" * 12).iteration(1)
+    line = Swarm(config).iteration(1)
     sent = sum(node["bytes_sent"] for node in line["nodes"])
     assert 0 < sent <= most_bytes(config)
 
@@ -153,7 +153,7 @@ def test_processes_work_at_the_same_time(monkeypatch):
 
 
 def test_a_checkpoint_is_as_large_as_planned(make_config):
-    swarm = Swarm(make_config(iterations=1), "0" * 12)
+    swarm = Swarm(make_config(iterations=1))
     swarm.iteration(1)
     held = sum(
         t.numel() * t.element_size() for n in swarm.nodes for t in pack_node(n.params, n.optimizer).values()

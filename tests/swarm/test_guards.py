@@ -10,9 +10,10 @@ from safetensors.torch import load_file
 
 from ftis.errors import UserError
 from ftis.method.objective import grpo_loss
-from ftis.swarm import loop as train_module
-from ftis.swarm.loop import Swarm, train
-from ftis.swarm.metrics import Samples
+from ftis.runs.train import train
+from ftis.swarm import update as update_module
+from ftis.swarm.loop import Swarm
+from ftis.swarm.samples import Samples, Share
 from tests.runs.test_train import _build, metrics
 
 
@@ -24,7 +25,7 @@ def poison_loss(monkeypatch, *calls):
         loss = grpo_loss(*arguments)
         return replace(loss, total=loss.total * float("nan")) if next(count) in calls else loss
 
-    monkeypatch.setattr(train_module, "grpo_loss", poisoned)
+    monkeypatch.setattr(update_module, "grpo_loss", poisoned)
 
 
 def snapshot(node):
@@ -52,21 +53,22 @@ def test_a_loss_that_is_nan_ends_the_run_with_an_explanation(tiny, tmp_path, mon
     rows = [row for batch in facts["micro_batches"] for row in batch["rows"]]
     assert sorted(rows) == list(range(36)), "the whole update"
     # What was kept is what a fresh swarm samples: enough to compute the update again.
-    swarm = Swarm(config, "0" * 12)
-    for node in swarm.nodes:
-        node.fresh = node.sample(1, *swarm._prompts(1))
-    batch = [(1, n.index, n.fresh) for n in swarm.nodes]
-    samples = Samples.gather(batch, {1: swarm._prompts(1)[1]}, 0)
+    swarm = Swarm(config)
+    asked = swarm.asked(1)
+    shares = [Share(1, n.index, n.sample(1, asked).rollouts) for n in swarm.nodes]
+    samples = Samples.gather(shares, {1: asked.prompts}, 0)
     assert tensors["tokens"].tolist() == [t for row in rows for t in samples.tokens[row].tolist()]
     assert tensors["length"].tolist() == samples.length[rows].tolist()
     assert tensors["own"].tolist() == samples.own[rows].tolist()
     own = np.repeat(samples.own[rows], samples.length[rows])
     assert (tensors["logp"] - tensors["logp_gen"])[own].abs().max() < 1e-4
-    assert tensors["prompt_tokens"].tolist() == [t for row in rows for t in samples.prompts[row]]
+    assert tensors["prompt_tokens"].tolist() == [
+        t for prompt in samples.prompts_of(np.array(rows)) for t in prompt
+    ]
 
 
 def test_a_gradient_that_is_not_finite_keeps_the_weights(make_config):
-    swarm = Swarm(make_config(), "0" * 12)
+    swarm = Swarm(make_config())
     node = swarm.nodes[0]
     before = snapshot(node)
     # A norm's weight: the embedding's gradient is added by hand, past such hooks.
@@ -120,10 +122,10 @@ def test_updates_may_be_left_out_and_are_counted(tiny, tmp_path, monkeypatch, ca
 
 def test_nothing_is_left_of_an_update_that_was_left_out(make_config, monkeypatch):
     """The other updates are those of a run without it."""
-    swarm = Swarm(make_config(nodes=("base",), nonfinite_updates=2), "0" * 12)
+    swarm = Swarm(make_config(nodes=("base",), nonfinite_updates=2))
     node = swarm.nodes[0]
     before = snapshot(node)
     poison_loss(monkeypatch, *range(1, 100))
-    line = swarm.iteration(1)["nodes"][0]
-    assert (line["nonfinite"], line["grad_norm"], line["loss"]) == (1, 0.0, 0.0)
+    line = swarm.iteration(1).nodes[0]
+    assert (line.nonfinite, line.grad_norm, line.statistics.loss) == (1, 0.0, 0.0)
     assert all(torch.equal(before[name], p) and p.grad is None for name, p in node.params.items())

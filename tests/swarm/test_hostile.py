@@ -9,21 +9,22 @@ import pytest
 import safetensors.torch
 import torch
 
-from ftis.swarm import loop as train_module
-from ftis.swarm.loop import Swarm, train
-from ftis.swarm.message import encode, message_size
+from ftis.runs.train import train
+from ftis.swarm.attacks import ATTACKS
+from ftis.swarm.loop import Swarm
+from ftis.swarm.message import message_size
 from tests.runs.test_train import Killed, _build, assert_same_run
 
 
 def forge(monkeypatch, change):
     """Node 1 sends `change`(rollouts, vocab_size) instead of what it sampled."""
+    monkeypatch.setitem(ATTACKS, "test", lambda rollouts, scene: change(rollouts, len(scene.tokenizer)))
 
-    def forged(message, vocab_size):
-        if message.node == 1:
-            message = replace(message, rollouts=change(message.rollouts, vocab_size))
-        return encode(message, vocab_size)
 
-    monkeypatch.setattr(train_module, "encode", forged)
+def attacked(config, attack="test"):
+    """The run with node 1 an attacker."""
+    nodes = [replace(node, attack=attack) if k == 1 else node for k, node in enumerate(config.nodes)]
+    return replace(config, nodes=tuple(nodes))
 
 
 def until(iteration, last):
@@ -37,11 +38,6 @@ def until(iteration, last):
     return stopping
 
 
-def lie(rollouts, vocab_size):
-    """Every answer is right."""
-    return replace(rollouts, reward=np.ones_like(rollouts.reward))
-
-
 def test_a_bad_completion_takes_its_group_with_it(make_config, monkeypatch, capsys):
     def one_bad_token(rollouts, vocab_size):
         tokens = rollouts.tokens.copy()
@@ -49,22 +45,22 @@ def test_a_bad_completion_takes_its_group_with_it(make_config, monkeypatch, caps
         return replace(rollouts, tokens=tokens)
 
     forge(monkeypatch, one_bad_token)
-    swarm = Swarm(make_config(), "0" * 12)
-    lines = swarm.iteration(1)["nodes"]
-    assert lines[0]["refused"] == {"token_id": 1} and lines[1]["refused"] == {}
-    assert lines[0]["dropped"] == 6 and lines[1]["dropped"] == 0  # a group of 6
-    group = swarm.nodes[1].fresh
+    swarm = Swarm(attacked(make_config()))
+    lines = swarm.iteration(1).nodes
+    assert lines[0].refused == {"token_id": 1} and lines[1].refused == {}
+    assert lines[0].dropped == 6 and lines[1].dropped == 0  # a group of 6
+    group = lines[1].sampled.rollouts
     lost = group.length[group.prompt == group.prompt[0]].sum()
-    assert lines[0]["tokens_trained"] == lines[1]["tokens_trained"] - lost
+    assert lines[0].tokens_trained == lines[1].tokens_trained - lost
     said = capsys.readouterr().err
     assert "iteration 1: node 0 refuses completions of node 1: 1 x token_id; 12 of 18 are used" in said
 
 
 def test_a_message_that_is_none_is_left_out_whole(make_config, monkeypatch, capsys):
     forge(monkeypatch, lambda rollouts, _: rollouts.only(np.arange(3)))
-    line = Swarm(make_config(), "0" * 12).iteration(1)["nodes"][0]
-    assert (line["refused"], line["dropped"]) == ({"assignment": 1}, 18)
-    assert line["tokens_trained"] == line["tokens_generated"]
+    line = Swarm(attacked(make_config())).iteration(1).nodes[0]
+    assert (line.refused, line.dropped) == ({"assignment": 1}, 18)
+    assert line.tokens_trained == line.tokens_generated
     assert "node 0 refuses the message of node 1: assignment" in capsys.readouterr().err
 
 
@@ -75,30 +71,28 @@ def test_of_a_horizontal_group_only_the_senders_part_is_dropped(make_config, mon
         return replace(rollouts, reward=reward)
 
     forge(monkeypatch, worthless)
-    swarm = Swarm(make_config(nodes=("base", "coder", "base"), split="horizontal"), "0" * 12)
-    line = swarm.iteration(1)["nodes"][0]
-    assert (line["refused"], line["dropped"]) == ({"reward": 1}, 2)  # of a group of 6 on 3 nodes
-    sent = swarm.nodes[1].fresh
-    everything = sum(n.fresh.length.sum() for n in swarm.nodes)
-    assert line["tokens_trained"] == everything - sent.length[sent.prompt == sent.prompt[0]].sum()
+    swarm = Swarm(attacked(make_config(nodes=("base", "coder", "base"), split="horizontal")))
+    lines = swarm.iteration(1).nodes
+    line = lines[0]
+    assert (line.refused, line.dropped) == ({"reward": 1}, 2)  # of a group of 6 on 3 nodes
+    sent = lines[1].sampled.rollouts
+    everything = sum(n.sampled.rollouts.length.sum() for n in lines)
+    assert line.tokens_trained == everything - sent.length[sent.prompt == sent.prompt[0]].sum()
 
 
 @pytest.mark.parametrize("verify", [True, False])
-def test_rewards_are_verified_unless_told_not_to(make_config, monkeypatch, verify):
-    forge(monkeypatch, lie)
-    swarm = Swarm(make_config(verify_rewards=verify), "0" * 12)
-    line = swarm.iteration(1)["nodes"][0]
-    wrong = swarm.nodes[1].fresh.reward == 0
-    groups = swarm.nodes[1].fresh.prompt
+def test_rewards_are_verified_unless_told_not_to(make_config, verify):
+    line, liar = Swarm(attacked(make_config(verify_rewards=verify), "claim_all_right")).iteration(1).nodes
+    wrong = liar.sampled.rollouts.reward == 0
+    groups = liar.sampled.rollouts.prompt
     assert wrong.any()
-    assert line["refused"] == ({"reward_differs": wrong.sum()} if verify else {})
-    assert line["dropped"] == (np.isin(groups, groups[wrong]).sum() if verify else 0)
-    assert ("verify" in line["seconds"]) == verify
+    assert line.refused == ({"reward_differs": wrong.sum()} if verify else {})
+    assert line.dropped == (np.isin(groups, groups[wrong]).sum() if verify else 0)
+    assert ("verify" in line.seconds) == verify
 
 
 def test_a_peer_that_keeps_lying_is_left_out_and_stays_out_after_a_kill(tiny, tmp_path, monkeypatch, capsys):
-    forge(monkeypatch, lie)
-    config = _build(tiny, iterations=6, validation={}, patience=2)
+    config = attacked(_build(tiny, iterations=6, validation={}, patience=2), "claim_all_right")
     train(config, tmp_path / "whole")
     text = (tmp_path / "whole/metrics.jsonl").read_text()
     lines = [json.loads(line)["nodes"][0] for line in text.splitlines()][1:]

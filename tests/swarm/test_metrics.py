@@ -2,18 +2,20 @@
 
 import json
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 import torch
 
 from ftis.method.kl import KL_ESTIMATORS
-from ftis.method.readings import Readings
 from ftis.swarm.message import pack
-from ftis.swarm.metrics import QUANTILES, Samples, update_metrics, weight_statistics
+from ftis.swarm.metrics import QUANTILES, statistics, weight_statistics
+from ftis.swarm.samples import Samples, Share
+from ftis.swarm.update import Pass
 
 LN2 = math.log(2)
-OBJECTIVE = objective("tis", 1.0, 0.2, 2.0, Readings())
+CAP = 2.0
 
 
 def floats(*values):
@@ -75,8 +77,8 @@ def message(places, first_token):
 
 # (step, sender, rollouts). Node 1's are of step 3, an iteration older than node 0's.
 BATCH = [
-    (4, 0, message([(0, 1, 3), (1, 0, 1), (0, 0, 2)], 100)),
-    (3, 1, message([(0, 0, 4), (1, 1, 2), (1, 0, 1)], 200)),
+    Share(4, 0, message([(0, 1, 3), (1, 0, 1), (0, 0, 2)], 100)),
+    Share(3, 1, message([(0, 0, 4), (1, 1, 2), (1, 0, 1)], 200)),
 ]
 
 
@@ -87,7 +89,8 @@ def test_gather_by_hand():
     assert samples.group.tolist() == [0, 1, 1, 2, 2, 3]
     assert samples.length.tolist() == [4, 1, 2, 2, 3, 1]
     assert samples.group_width.tolist() == [4, 2, 2, 3, 3, 1]
-    assert samples.prompts == [[11, 12], [13], [13], [21], [21], [22, 23, 24]]
+    assert samples.prompts == [[11, 12], [13], [21], [22, 23, 24]]
+    assert samples.prompts_of(np.arange(6)) == [[11, 12], [13], [13], [21], [21], [22, 23, 24]]
     assert samples.own.tolist() == [False, False, False, True, True, True]
     assert samples.reward.tolist() == [0, 1, 0, 0, 1, 1]
     assert samples.finished.tolist() == [True, False, True, True, True, False]
@@ -103,7 +106,9 @@ def test_gather_marks_own_by_the_node_that_looks():
 def test_gather_does_not_depend_on_the_order_of_messages():
     prompts = {0: [[1]] * 4}
     batch = [
-        (0, node, message([(p, s, 1 + (p + s) % 3) for p in range(4) for s in (node, node + 3)], 10 * node))
+        Share(
+            0, node, message([(p, s, 1 + (p + s) % 3) for p in range(4) for s in (node, node + 3)], 10 * node)
+        )
         for node in range(3)
     ]
     first = Samples.gather(batch, prompts, node=1)
@@ -123,7 +128,7 @@ def samples_of(own):
     """Samples of which only `own` is read."""
     n = len(own)
     one = np.ones(n, int)
-    return Samples([[0]] * n, [floats(0)] * n, [floats(0)] * n, one, one > 0, np.array(own), one, one, one)
+    return Samples([[0]], [floats(0)] * n, [floats(0)] * n, one, one > 0, np.array(own), one, one, one)
 
 
 def micro_batch(rows, log_r, updates=0, *, entropy=0.0, loss=0.0, filtered=None, bad=None, far=None):
@@ -132,18 +137,19 @@ def micro_batch(rows, log_r, updates=0, *, entropy=0.0, loss=0.0, filtered=None,
     mask = torch.tensor([[i < len(row) for i in range(width)] for row in log_r])
     logp = torch.tensor([row + [math.nan] * (width - len(row)) for row in log_r]) - 3.0
     no = [False] * len(rows)
-    return {
-        "rows": np.array(rows),
-        "updates": updates,
-        "logp": logp,
-        "logp_gen": torch.full(logp.shape, -3.0),
-        "mask": mask,
-        "entropy": torch.full(logp.shape, float(entropy)),
-        "loss": loss,
-        "filtered": torch.tensor(filtered or no),
-        "bad": torch.tensor(bad or no),
-        "far": torch.tensor(far or no),
-    }
+    return Pass(
+        rows=np.array(rows),
+        before=updates,
+        logp=logp,
+        logp_gen=torch.full(logp.shape, -3.0),
+        mask=mask,
+        entropy=torch.full(logp.shape, float(entropy)),
+        loss=loss,
+        count=len(rows),
+        filtered=torch.tensor(filtered or no).bool(),
+        bad=torch.tensor(bad or no).bool(),
+        far=torch.tensor(far or no).bool(),
+    )
 
 
 def test_filtered_shares_by_cause_and_origin():
@@ -154,12 +160,10 @@ def test_filtered_shares_by_cause_and_origin():
         micro_batch([6, 2, 0, 1], [[0.0]] * 4, filtered=[1, 1, 0, 0], bad=[1, 1, 1, 0], far=[1, 1, 0, 1]),
         micro_batch([3, 5, 4], [[0.0]] * 3, filtered=[1, 0, 0], bad=[1, 0, 1], far=[1, 0, 0]),
     ]
-    for c in collected:
-        c |= {k: c[k].bool() for k in ("filtered", "bad", "far")}
-    out = update_metrics(collected, OBJECTIVE, samples)
-    assert out["filtered"] == pytest.approx({"all": 3 / 7, "own": 1 / 3, "foreign": 1 / 2})
-    assert out["filter_causes"]["own"] == pytest.approx({"advantage": 2 / 3, "distance": 1 / 3})
-    assert out["filter_causes"]["foreign"] == pytest.approx({"advantage": 3 / 4, "distance": 3 / 4})
+    out = statistics(collected, CAP, samples)
+    assert out.filtered == pytest.approx({"all": 3 / 7, "own": 1 / 3, "foreign": 1 / 2})
+    assert out.filter_causes["own"] == pytest.approx({"advantage": 2 / 3, "distance": 1 / 3})
+    assert out.filter_causes["foreign"] == pytest.approx({"advantage": 3 / 4, "distance": 3 / 4})
 
 
 def test_kl_quantiles_of_each_estimator():
@@ -168,7 +172,7 @@ def test_kl_quantiles_of_each_estimator():
     log_r = [[0.0], [-1.0], [-1.0] * 2, [-1.0] * 3, [-1.0] * 4]
     # One foreign completion, d = log 2, -log 2: all its quantiles are its value.
     collected = [micro_batch([0, 1, 2], log_r[:3]), micro_batch([5, 4, 3], [[-LN2, LN2], log_r[4], log_r[3]])]
-    kl = update_metrics(collected, OBJECTIVE, samples)["kl"]
+    kl = statistics(collected, CAP, samples).kl
     assert kl["own"]["gen_theta_sum"] == pytest.approx([4 * q for q in QUANTILES])
     # Their means are 0 1 1 1 1.
     assert kl["own"]["gen_theta_mean"] == pytest.approx(np.quantile([0, 1, 1, 1, 1], QUANTILES).tolist())
@@ -194,13 +198,13 @@ def test_weights_loss_and_entropy_by_origin():
         micro_batch([0], [[0.0, 0.0]], entropy=0.5, loss=1.0),
         micro_batch([1], [[-LN2, 0.0, 2 * LN2]], entropy=9.0, loss=2.0),
     ]
-    out = update_metrics(collected, OBJECTIVE, samples)
-    assert out["weight"]["own"] == pytest.approx({"mean": 1, "max": 1, "truncated": 0, "ess": 1})
-    assert out["weight"]["foreign"] == pytest.approx(
+    out = statistics(collected, CAP, samples)
+    assert out.weight["own"] == pytest.approx({"mean": 1, "max": 1, "truncated": 0, "ess": 1})
+    assert out.weight["foreign"] == pytest.approx(
         {"mean": 5.5 / 3, "max": 4, "truncated": 1 / 3, "ess": 7 / 9}
     )
-    assert out["loss"] == pytest.approx(1.5)  # summed totals over two completions
-    assert out["entropy"] == pytest.approx(0.5)  # of own samples: what this policy explores
+    assert out.loss == pytest.approx(1.5)  # summed totals over two completions
+    assert out.entropy == pytest.approx(0.5)  # of own samples: what this policy explores
 
 
 def test_mismatch_is_of_own_samples_before_any_step():
@@ -209,48 +213,46 @@ def test_mismatch_is_of_own_samples_before_any_step():
     samples = samples_of([True, True, False, True])
     batches = [([0], [[0.5]]), ([2], [[5.0, 5.0]]), ([1], [[3.0]]), ([3], [[-0.5, -0.5]])]
     collected = [micro_batch(*batch, updates) for batch, updates in zip(batches, (0, 1, 1, 1))]
-    mismatch = update_metrics(collected, OBJECTIVE, samples)["mismatch"]
+    mismatch = statistics(collected, CAP, samples).mismatch
     assert mismatch["max"] == pytest.approx(0.5)
     assert mismatch["k3"] == pytest.approx(math.exp(0.5) - 1.5, abs=1e-6)
-    mismatch = update_metrics([micro_batch(*batch) for batch in batches], OBJECTIVE, samples)["mismatch"]
+    mismatch = statistics([micro_batch(*batch) for batch in batches], CAP, samples).mismatch
     assert mismatch["max"] == pytest.approx(3)
     k3 = [math.exp(x) - x - 1 for x in (0.5, 3, -0.5, -0.5)]
     assert mismatch["k3"] == pytest.approx(sum(k3) / 4, rel=1e-6)
     # All of the first mini-batch was skipped for its advantage of 0, and its update moved the weights.
-    assert update_metrics([micro_batch([0], [[0.5]], 1)], OBJECTIVE, samples)["mismatch"] is None
+    assert statistics([micro_batch([0], [[0.5]], 1)], CAP, samples).mismatch is None
 
 
 def assert_json(value):
     """Plain numbers without NaN or infinity."""
-    json.loads(json.dumps(value, allow_nan=False))
+    json.loads(json.dumps(asdict(value), allow_nan=False))
 
 
 @pytest.mark.parametrize("own", [[True, True], [True, False]])
 def test_metrics_are_json_without_nan(own):
     for log_ratio in (0.0, 80.0, -80.0):
-        assert_json(
-            update_metrics([micro_batch([0, 1], [[log_ratio], [0.0, log_ratio]])], OBJECTIVE, samples_of(own))
-        )
+        assert_json(statistics([micro_batch([0, 1], [[log_ratio], [0.0, log_ratio]])], CAP, samples_of(own)))
 
 
 def test_nothing_trained():
-    out = update_metrics([], OBJECTIVE, samples_of([True]))
+    out = statistics([], CAP, samples_of([True]))
     assert_json(out)
-    assert out["loss"] == 0
-    assert out["mismatch"] is None
+    assert out.loss == 0
+    assert out.mismatch is None
 
 
 def test_only_foreign_samples_trained():
     # With `truncated: drop` all of a young model's own completions may have left the update.
-    out = update_metrics([micro_batch([1, 0], [[0.0], [0.0, -1.0]])], OBJECTIVE, samples_of([False, False]))
+    out = statistics([micro_batch([1, 0], [[0.0], [0.0, -1.0]])], CAP, samples_of([False, False]))
     assert_json(out)
-    assert out["mismatch"] is None
-    assert out["entropy"] is None
-    assert set(out["filtered"]) == {"all", "foreign"}
+    assert out.mismatch is None
+    assert out.entropy is None
+    assert set(out.filtered) == {"all", "foreign"}
 
 
 def test_only_foreign_samples_in_the_first_mini_batch():
     collected = [micro_batch([1], [[0.0]]), micro_batch([0], [[0.0]], 1)]
-    out = update_metrics(collected, OBJECTIVE, samples_of([True, False]))
+    out = statistics(collected, CAP, samples_of([True, False]))
     assert_json(out)
-    assert out["mismatch"] is None
+    assert out.mismatch is None

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import selectors
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,10 +21,12 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from ftis.config import RunConfig, recipe_hash
+from ftis.config import RunConfig
 from ftis.errors import UserError
-from ftis.runs import state
-from ftis.swarm.loop import is_finished, refuse_other_settings, write_config
+from ftis.runs.folder import RunFolder
+from ftis.runs.train import claimed
+
+log = logging.getLogger(__name__)
 
 SHOWN = 20
 """Last lines of a node's output that are kept for the report of its end."""
@@ -55,59 +57,58 @@ class _Child:
         return "\n  ".join([f"node {self.node} ({self.name}) {how}", *self.said])
 
 
-def launch(config: RunConfig, out: Path, job: bool = False) -> None:
+def launch(config: RunConfig, out: str | Path, job: bool = False) -> RunFolder:
     """Run `config` in the folder `out` with a process for each node, going on from the newest iteration that all
-    have a checkpoint of. Leaves the same files as `ftis.swarm.loop.train`.
+    have a checkpoint of. Leaves the same files as `ftis.runs.train.train`.
 
-    `job` is as in `ftis.swarm.loop.train`.
+    `job` is as in `ftis.runs.train.train`.
     Raises UserError with the nodes' own words where the run isn't finished. A node that is lost on the way
     doesn't end the run: final.json and a warning say which, and from which iteration.
     """
-    recipe = recipe_hash(config)
-    fresh = not out.exists()
-    with state.run_lock(out / "state", wait=job) as lock:
-        if is_finished(out, config):
-            return
-        refuse_other_settings(out, config, job)
-        state.remove_partial(out)
-        state.refuse_other_transport(out / "state", recipe, "processes")
-        write_config(config, out)
+    folder = RunFolder(out)
+    fresh = not folder.path.exists()
+    with folder.locked(wait=job) as lock:
+        if not claimed(folder, config, folder.path, "processes", job):
+            return folder
+        folder.write_config(config)
         children: list[_Child] = []
         try:
             for k, node in enumerate(config.nodes):
-                children.append(_start(out, k, node.name, lock))
+                children.append(_start(folder, k, node.name, lock))
             _watch(config, children)
         finally:
             for child in children:
                 child.process.kill()
                 child.process.wait()
             if fresh and not _begun(children):  # nothing was trained: leave nothing behind
-                shutil.rmtree(out)
+                folder.remove()
         failed = [child for child in children if child.process.returncode != 0]
-        if not (out / "final.json").exists():
+        if not folder.finished:
             why = (
                 "no node was left to publish it" if _begun(children) else "it ended before all nodes had met"
             )
             raise UserError("\n".join([f"the run is not finished: {why}", *(c.ending() for c in failed)]))
         for child in failed:
-            print(f"warning: {child.ending()}", file=sys.stderr)
-        for node in json.loads((out / "final.json").read_text())["lost"]:
-            print(
-                f"warning: the run went on without node {node['node']} ({node['name']}) from iteration "
-                f"{node['iteration']}",
-                file=sys.stderr,
+            log.warning(child.ending())
+        for node in folder.final["lost"]:
+            log.warning(
+                "the run went on without node %d (%s) from iteration %d",
+                node["node"],
+                node["name"],
+                node["iteration"],
             )
+    return folder
 
 
 def _begun(children: list[_Child]) -> bool:
     return any(child.first is not None for child in children)
 
 
-def _start(out: Path, node: int, name: str, lock: int) -> _Child:
+def _start(folder: RunFolder, node: int, name: str, lock: int) -> _Child:
     reports, theirs = os.pipe()
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "ftis.cli", "train", str(out / "config.yaml"), "--out", str(out)),
+            *(sys.executable, "-m", "ftis.cli", "train", str(folder.config_file), "--out", str(folder.path)),
             *("--node", str(node), "--launched", str(os.getpid()), str(theirs)),
         ],
         stdin=subprocess.DEVNULL,

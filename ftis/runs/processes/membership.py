@@ -11,9 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ftis.errors import UserError
-
-Lost = Mapping[int, int]
-"""Nodes that were left out: node -> the first iteration without it."""
+from ftis.swarm.transport import Lost
 
 
 class LeftOut(UserError):

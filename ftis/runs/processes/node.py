@@ -1,7 +1,7 @@
 """One node of a run in a process of its own.
 
 Its checkpoints and metrics lie in state/node{k}/ of the run's folder, which all nodes of the run share. It trains
-as in `ftis.swarm.loop`, with peers that may be lost; the first of those that remain publishes the run.
+as in `ftis.runs.train`, with peers that may be lost; the first of those that remain publishes the run.
 """
 
 from __future__ import annotations
@@ -9,23 +9,25 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import sys
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from ftis.config import RunConfig, recipe_hash
 from ftis.errors import UserError
 from ftis.orphans import die_with
 from ftis.provenance import write_json
 from ftis.runs import state
+from ftis.runs.folder import RunFolder
 from ftis.runs.processes.membership import Roll, agree
 from ftis.runs.processes.rendezvous import Facts, address_file, join
-from ftis.swarm.loop import Swarm, is_finished, largest_message, publish, refuse_other_settings, write_config
+from ftis.runs.processes.sockets import SocketTransport
+from ftis.runs.train import begin, claimed, kept_iterations, save
+from ftis.swarm.loop import Swarm, largest_message
 from ftis.swarm.message import Message, encode, pack
-from ftis.swarm.transport import SocketTransport
+
+log = logging.getLogger(__name__)
 
 JOIN_S = 1800.0
 """Seconds that a node waits for all others at the start, while they load their models."""
@@ -64,23 +66,19 @@ def train_node(
     show: first=N when all have met, then step=, reward= and lost= after each iteration. The caller holds the
     run's lock. Raises LeftOut where the others went on without this node.
     """
-    recipe = recipe_hash(config)
-    shared, folder = out / "state", out / "state" / f"node{node}"
-    with state.run_lock(folder):
+    run = RunFolder(out)
+    shared, kept = run.state, run.node_state(node)
+    with state.run_lock(kept):
         address_file(shared, node).unlink(missing_ok=True)
-        if is_finished(out, config):
+        if not run.finished:
+            _refuse_late(run, node, len(config.nodes))
+        if not claimed(run, config, kept, "processes", job):
             return
-        _refuse_late(out, node, len(config.nodes))
-        refuse_other_settings(out, config, job)
         roll_file = shared / "lost"
         with open(roll_file, "a") as roll:  # opened, so that a network's file system looks at how long it is
             roll_bytes = roll.tell()
-        state.remove_partial(folder)
-        state.refuse_other_transport(shared, recipe, "processes")
-        if config.threads:
-            torch.set_num_threads(config.threads)
-        swarm = Swarm(config, recipe, [node])
-        checkpoints = {c.step: c for c in state.sound_checkpoints(folder, recipe)}
+        swarm = Swarm(config, [node])
+        checkpoints = {c.step: c for c in state.sound_checkpoints(kept, recipe_hash(config))}
         policy = swarm.nodes[0].policy
         facts = Facts(
             _digest(policy.tokenizer.get_vocab()),
@@ -90,7 +88,7 @@ def train_node(
         )
         met = join(shared, node, len(config.nodes), swarm.run_id, facts, host, JOIN_S)
         with contextlib.ExitStack() as undo:
-            undo.enter_context(state.in_training(folder))
+            undo.enter_context(state.in_training(kept))
             for connection, _ in met.values():
                 undo.callback(connection.close)
             everyone = {node: facts} | {peer: theirs for peer, (_, theirs) in met.items()}
@@ -98,14 +96,13 @@ def train_node(
             swarm.stop_at(frozenset().union(*(f.stop_ids for f in everyone.values())))
             done, before = agree({k: f.checkpoints for k, f in everyone.items()})
             if not done and checkpoints:
-                print(
-                    f"warning: node {node}: no iteration has a checkpoint of every node; {len(checkpoints)} are "
-                    "removed, and the run starts over",
-                    file=sys.stderr,
-                )
+                log.warning(
+                    "node %d: no iteration has a checkpoint of every node; %d are removed, and the run starts over",
+                    node, len(checkpoints),
+                )  # fmt: skip
             report(first=done)
             if node in before:
-                print(f"node {node} was lost at iteration {before[node]} and stays out", file=sys.stderr)
+                log.info("node %d was lost at iteration %d and stays out", node, before[node])
                 return
             # The least: a node that was started again while all met may have seen what they have added since.
             earlier = min(f.roll_bytes for f in everyone.values())
@@ -117,29 +114,29 @@ def train_node(
                 largest_message(config, policy.vocab_size),
             )
             if node == min(everyone.keys() - before.keys()):
-                write_config(config, out)
-            swarm.begin(folder, checkpoints.get(done))
-            for line in swarm.iterations(folder, done):
-                report(step=line["step"], reward=line["nodes"][0]["reward"], lost=dict(swarm.transport.lost))
-            _finish(swarm, out, roll, report)
+                run.write_config(config)
+            begin(swarm, kept, checkpoints.get(done))
+            for line in kept_iterations(swarm, kept, done):
+                report(step=line.step, reward=line.nodes[0].reward, lost=dict(swarm.transport.lost))
+            _finish(swarm, run, roll, report)
 
 
-def _refuse_late(out: Path, node: int, nodes: int) -> None:
+def _refuse_late(run: RunFolder, node: int, nodes: int) -> None:
     """Raise UserError where other nodes train already, which they don't before they have met every node: they have
     lost an earlier process of this one, and wait for none."""
-    if any(state.is_training(out / "state" / f"node{k}") for k in range(nodes) if k != node):
+    if any(state.is_training(run.node_state(k)) for k in range(nodes) if k != node):
         raise UserError(
-            f"{out}: the run goes on without node {node}; wait for its end, or stop the other nodes and then start "
+            f"{run.path}: the run goes on without node {node}; wait for its end, or stop the other nodes and then start "
             "all nodes again"
         )
 
 
-def _finish(swarm: Swarm, out: Path, roll: Roll, report: Callable[..., None]) -> None:
+def _finish(swarm: Swarm, run: RunFolder, roll: Roll, report: Callable[..., None]) -> None:
     """Save this node, wait until the others have, and publish the run if this node is the first of them."""
-    config, node, shared = swarm.config, swarm.nodes[0].index, out / "state"
+    config, node = swarm.config, swarm.nodes[0].index
     roll.read()  # who was left out leaves no model
-    (saved,) = swarm.save(out)
-    write_json(shared / f"node{node}" / "saved.json", saved)
+    (saved,) = save(swarm, run)
+    write_json(run.node_state(node) / "saved.json", saved)
     end = config.iterations + 1
     nothing = Message(swarm.run_id, end, node, pack([], [], [], [], [], []))
     swarm.transport.post(end, node, encode(nothing, swarm.nodes[0].policy.vocab_size))
@@ -148,8 +145,8 @@ def _finish(swarm: Swarm, out: Path, roll: Roll, report: Callable[..., None]) ->
     report(lost=dict(lost))
     here = [k for k in range(len(config.nodes)) if k not in lost]
     if node == here[0]:
-        nodes = [json.loads((shared / f"node{k}" / "saved.json").read_text()) for k in here]
-        publish(config, out, nodes, merge_metrics(shared, len(config.nodes), lost), lost)
+        nodes = [json.loads((run.node_state(k) / "saved.json").read_text()) for k in here]
+        run.publish(config, nodes, merge_metrics(run.state, len(config.nodes), lost), lost)
 
 
 def merge_metrics(shared: Path, nodes: int, lost: Mapping[int, int]) -> str:

@@ -12,11 +12,11 @@ from __future__ import annotations
 import contextlib
 import hmac
 import json
+import logging
 import os
 import secrets
 import socket
 import struct
-import sys
 import time
 from pathlib import Path
 
@@ -33,6 +33,8 @@ MOST_FACTS = 1 << 16
 """Bytes of a node's facts."""
 ANSWER_S = 10.0
 """Seconds for each answer of a caller; a stranger who says nothing holds nobody up for longer."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ def _call(
                 undo.pop_all()
                 return connection, theirs
             except _Refused as error:
-                print(f"node {peer} at {address['host']} is refused: {error}", file=sys.stderr)
+                log.info("node %d at %s is refused: %s", peer, address["host"], error)
                 time.sleep(1.0)
         time.sleep(0.1)
     raise _absent(peer, end - began)
@@ -181,7 +183,7 @@ def _answer(
             met[peer] = connection, told
             undo.pop_all()
         except (_Refused, OSError) as error:
-            print(f"node {node} refused a caller: {error}", file=sys.stderr)
+            log.info("node %d refused a caller: %s", node, error)
 
 
 def _proof(secret: bytes, role: bytes, hello: bytes, challenge: bytes) -> bytes:

@@ -32,7 +32,8 @@ from ftis.errors import UserError
 from ftis.model.policy import Policy, add_lora, pick_device
 from ftis.settings import parse
 from ftis.suite import cost, memory
-from ftis.swarm.node import Node
+from ftis.swarm.node import Asked, Node
+from ftis.swarm.samples import Sampled, Samples, Share
 from ftis.tasks.problems import Problem
 
 SHAPES = {
@@ -107,25 +108,28 @@ def measure(given: argparse.Namespace) -> dict:
     problems = [Problem(str(i), "", "1", "gsm8k") for i in range(given.prompts)]
     for step in (1, 2):
         node.seconds = {}
-        rollouts = node.sample(step, problems, prompts)
+        sampled = node.sample(step, Asked(problems, prompts))
         # Half of each group is rewarded, so that every completion has an advantage and a gradient.
-        rollouts = dataclasses.replace(rollouts, reward=(rollouts.sample % 2).astype(np.float32))
+        rollouts = dataclasses.replace(
+            sampled.rollouts, reward=(sampled.rollouts.sample % 2).astype(np.float32)
+        )
+        samples = Samples.gather([Share(step, 0, rollouts)], {step: prompts}, 0)
         began = time.perf_counter()
-        line = node.learn(step, [(step, 0, rollouts)], {step: prompts})
+        line = node.learn(step, samples, Sampled(rollouts, sampled.verdicts))
         synchronize(device)
         node.seconds["update"] = time.perf_counter() - began
     peak = peak_memory(device) - before
     (batch,) = memory.batches_of(config, given.prompts * given.group, 0, PROMPT_TOKENS)
     estimate = memory.node_memory(shape, config.nodes[0], given.micro_batch_tokens, given.group, [batch], ids)
-    trained = line["tokens_trained"] + given.prompts * PROMPT_TOKENS  # each prompt is read once
-    flops = cost.update_flops(shape, config.nodes[0], trained, line["tokens_trained"])
+    trained = line.tokens_trained + given.prompts * PROMPT_TOKENS  # each prompt is read once
+    flops = cost.update_flops(shape, config.nodes[0], trained, line.tokens_trained)
     seconds = {k: round(node.seconds[k], 3) for k in ("sample", "update")}
     return {
         "shape": given.shape, "parameters": shape.parameters, "trained": sum(p.numel() for p in node.params.values()),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu", "compute": config.nodes[0].compute_dtype,
-        "gradient_checkpointing": not given.no_checkpointing, "lora": given.lora, "grad_norm": line["grad_norm"],
+        "gradient_checkpointing": not given.no_checkpointing, "lora": given.lora, "grad_norm": line.grad_norm,
         "seconds": seconds,
-        "sampled_tokens_per_s": round(line["tokens_generated"] / seconds["sample"], 1),
+        "sampled_tokens_per_s": round(line.tokens_generated / seconds["sample"], 1),
         "trained_tokens_per_s": round(trained / seconds["update"], 1),
         "update_tflops_per_s": round(flops / seconds["update"] / 1e12, 3),
         "mfu": round(flops / seconds["update"] / card.flops, 4) if card else None,

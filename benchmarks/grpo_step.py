@@ -71,13 +71,12 @@ def ours(model: str, size: dict, threads: int, scratch: Path) -> dict:
     began = time.perf_counter()
     import torch
 
-    from ftis.config import recipe_hash
-    from ftis.swarm import loop as train
+    from ftis.swarm.loop import Swarm
 
     torch.set_num_threads(threads)
     held = peak_mib()
     config = run_config(model, size, scratch)
-    swarm = train.Swarm(config, recipe_hash(config))
+    swarm = Swarm(config)
     started = time.perf_counter() - began
     wall, cpu, tokens, rewards = [], [], [], []
     for step in range(1, config.iterations + 1):
@@ -85,9 +84,9 @@ def ours(model: str, size: dict, threads: int, scratch: Path) -> dict:
         line = swarm.iteration(step)
         wall.append(time.perf_counter() - wall_0)
         cpu.append(time.process_time() - cpu_0)
-        (node,) = line["nodes"]
-        tokens.append(node["tokens_generated"])
-        rewards.append((node["reward"], node["zero_advantage"]))
+        (node,) = line.nodes
+        tokens.append(node.tokens_generated)
+        rewards.append((node.reward, node.zero_advantage))
     return report(wall, cpu, tokens, rewards, held, started)
 
 

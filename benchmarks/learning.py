@@ -18,8 +18,8 @@ import record
 import torch
 
 from ftis.config import Validation
-from ftis.suite import grid
 from ftis.runs.train import train
+from ftis.suite import grid
 from ftis.tasks.problems import Dataset
 from ftis.tasks.tiny.models import make_data, make_tokenizer, warm_start
 

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from ftis.config import RUN_CONFIG
 from ftis.provenance import provenance, write_json
+from ftis.runs.train import train
 from ftis.runs.warm_start import WarmStart, warm_start
 from ftis.settings import parse
-from ftis.runs.train import train
 from ftis.tasks.problems import Dataset, load_problems
 
 QUESTIONS = 32

@@ -27,8 +27,8 @@ from ftis.settings import to_dict
 BEGIN = """
 import os
 from ftis.cli import main as cli
-from ftis.swarm import loop as train
-train.Swarm.iteration = lambda *_: os._exit(0)
+from ftis.swarm.loop import Swarm
+Swarm.iteration = lambda *_: os._exit(0)
 cli.main()
 """
 

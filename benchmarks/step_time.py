@@ -24,20 +24,10 @@ import torch
 from grpo_step import TINY, run_config, shaped
 from measures import spread
 
-from ftis.config import recipe_hash
-from ftis.swarm import loop as train
+from ftis.swarm.loop import Swarm
+from ftis.swarm.node import Node
 
 PHASES = ("sample", "grade", "update")
-
-
-class CpuPhase(train._Phase):
-    """Counts CPU seconds, which other work on the machine changes less than wall time."""
-
-    def __enter__(self) -> None:
-        self.began = time.process_time()
-
-    def __exit__(self, *_) -> None:
-        self.account[self.name] = self.account.get(self.name, 0.0) + time.process_time() - self.began
 
 
 def rate(amount: float, once, turns: int = 7) -> float:
@@ -85,18 +75,18 @@ class Kept:
 
 def measure(folder: str, scratch: Path, iterations: int, peak: dict[str, float]) -> dict:
     config = run_config(folder, TINY | {"iterations": iterations}, scratch)
-    swarm = train.Swarm(config, recipe_hash(config))
+    swarm = Swarm(config)
     lines, totals = [], []
     for step in range(1, iterations + 2):
         began = time.process_time()
-        lines.append(swarm.iteration(step)["nodes"][0])
+        lines.append(swarm.iteration(step).nodes[0])
         totals.append(time.process_time() - began)
     kept, model = lines[1:], swarm.nodes[0].policy.model
-    prompt_tokens = sum(map(len, swarm._prompts(1)[1]))
-    generated = statistics.median(line["tokens_generated"] for line in kept)
+    prompt_tokens = sum(map(len, swarm.asked(1).prompts))
+    generated = statistics.median(line.tokens_generated for line in kept)
     weights = sum(p.numel() for p in model.parameters())
     tokens = generated + prompt_tokens
-    ranges = {phase: spread([line["seconds"].get(phase, 0.0) for line in kept], 4) for phase in PHASES}
+    ranges = {phase: spread([line.seconds.get(phase, 0.0) for line in kept], 4) for phase in PHASES}
     ranges["cpu_seconds"] = spread(totals[1:], 4)
     seconds = {name: found[1] for name, found in ranges.items()}
     with Kept(model) as for_backward:  # an iteration that isn't timed
@@ -118,7 +108,8 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=6)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    train._Phase = CpuPhase
+    # CPU seconds, which other work on the machine changes less than wall time.
+    Node.clock = staticmethod(time.process_time)
     top = peaks()
     print(f"peaks: {top['gflops']} GFLOP/s in products, {top['gb_a_second']} GB/s copied")
     names = ("model", "CPU s", *PHASES, "rest", "sample: of peak", "update: of peak", "update: traffic")

@@ -34,8 +34,8 @@ from ftis.config import Validation
 from ftis.model.policy import load_policy
 from ftis.model.sampler import TransformersSampler
 from ftis.runs.answers import complete, summary
-from ftis.suite import grid
 from ftis.runs.train import train
+from ftis.suite import grid
 from ftis.tasks.grading.verdict import grade_many
 from ftis.tasks.problems import Dataset, load_problems
 from ftis.tasks.tiny.models import make_data, make_tokenizer, warm_start

@@ -92,14 +92,16 @@ class Node:
             parameters=self.config.parameters,
         )
 
+    clock = staticmethod(time.perf_counter)
+
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Add the seconds of a block to the iteration's account."""
-        began = time.perf_counter()
+        began = self.clock()
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
+            self.seconds[name] = self.seconds.get(name, 0.0) + self.clock() - began
 
     def memory(self) -> dict[str, Any]:
         """What a checkpoint keeps of this node besides tensors and mail, as JSON."""

@@ -22,10 +22,12 @@ from ftis.model.sampler import Request, SamplingParams, TransformersSampler
 from ftis.model.vllm import sampler as vllm_sampler
 from ftis.model.vllm.sampler import VllmSampler, changed_weights
 from ftis.provenance import versions
+from ftis.runs.folder import RunFolder
 from ftis.runs.processes.launch import launch
+from ftis.runs.train import train, train_here
 from ftis.settings import parse
-from ftis.swarm import loop as train_module
 from ftis.swarm.loop import Swarm
+from ftis.swarm.samples import Sampled, Samples, Share
 from ftis.tasks.tiny import models as tiny
 
 pytest.importorskip(
@@ -312,17 +314,17 @@ def test_training_learns_and_resumes(tmp_path, monkeypatch):
 
     engines = set(multiprocessing.active_children())
     with monkeypatch.context() as patch:
-        patch.setattr(train_module, "publish", killed)
+        patch.setattr(RunFolder, "publish", killed)
         with pytest.raises(Killed):
-            train_module.train(config("vllm"), tmp_path / "vllm")
+            train(config("vllm"), tmp_path / "vllm")
     uninterrupted = metrics(tmp_path / "vllm/state/metrics.jsonl")
-    train_module.train(config("vllm"), tmp_path / "vllm")
+    train(config("vllm"), tmp_path / "vllm")
     ours = metrics(tmp_path / "vllm/metrics.jsonl")
     assert ours == uninterrupted
     gc.collect()
     assert set(multiprocessing.active_children()) <= engines, "an engine outlived its run"
 
-    train_module.train(config("transformers"), tmp_path / "transformers")
+    train(config("transformers"), tmp_path / "transformers")
     theirs = metrics(tmp_path / "transformers/metrics.jsonl")
     assert [n["validation"]["greedy"] for n in ours[0]["nodes"]] == [
         n["validation"]["greedy"] for n in theirs[0]["nodes"]
@@ -355,7 +357,7 @@ def test_a_node_samples_with_vllm_beside_one_that_does_not(tmp_path):
     }, "test config")  # fmt: skip
     mixed = replace(plain, nodes=(plain.nodes[0], replace(plain.nodes[1], backend="vllm")))
     first = {}
-    for name, run, config in (("plain", train_module.train, plain), ("mixed", launch, mixed)):
+    for name, run, config in (("plain", train_here, plain), ("mixed", launch, mixed)):
         run(config, tmp_path / name)
         assert json.loads((tmp_path / name / "final.json").read_text())["lost"] == []
         lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
@@ -383,15 +385,16 @@ def test_an_engine_shares_a_card_with_its_trainer(tmp_path, lora):
     swarm = Swarm(parse(RUN_CONFIG, {
         "name": "shared", "method": "alone", "iterations": 2, "prompts": 4, "group_size": 8, "nodes": [node],
         "train": {"name": "tiny", "path": str(tmp_path / "data/train.jsonl")}, "rollout": rollout,
-    }, "test config"), "0" * 12)  # fmt: skip
+    }, "test config"))  # fmt: skip
     (trainer,) = swarm.nodes
     for step in (1, 2):
-        problems, prompts = swarm._prompts(step)
-        rollouts = trainer.sample(step, problems, prompts)
+        asked = swarm.asked(step)
+        sampled = trainer.sample(step, asked)
         # A random model earns nothing: half of each group is rewarded here.
-        rollouts = replace(rollouts, reward=(rollouts.sample % 2).astype(np.float32))
-        line = trainer.learn(step, [(step, 0, rollouts)], {step: prompts})
-        assert line["grad_norm"] > 0 and line["mismatch"]["k3"] < 0.1, line
+        rollouts = replace(sampled.rollouts, reward=(sampled.rollouts.sample % 2).astype(np.float32))
+        samples = Samples.gather([Share(step, 0, rollouts)], {step: asked.prompts}, 0)
+        line = trainer.learn(step, samples, Sampled(rollouts, sampled.verdicts))
+        assert line.grad_norm > 0 and line.statistics.mismatch["k3"] < 0.1, line
 
     def free():
         torch.cuda.synchronize()

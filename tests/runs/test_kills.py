@@ -31,8 +31,8 @@ def run(config, out: Path, phase: str = "", event: int = 0, counts: Path | None 
     """Train in this process, which dies at an event of a phase; or count the events of all phases."""
     import torch
 
+    from ftis.runs import state
     from ftis.runs import train as module
-    from ftis.swarm.loop import Swarm
     from ftis.swarm.node import Node
 
     torch.set_num_threads(1)
@@ -67,7 +67,7 @@ def run(config, out: Path, phase: str = "", event: int = 0, counts: Path | None 
     if phase or counts:
         Node.sample = within("sampling", Node.sample)
         Node.learn = within("step", Node.learn)
-        Swarm.checkpoint = within("checkpoint", Swarm.checkpoint)
+        state.save_checkpoint = within("checkpoint", state.save_checkpoint)
         Path.rename = around("rename", Path.rename)
         os.replace = around("rename", os.replace)
         train = within("anywhere", train)

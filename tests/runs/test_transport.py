@@ -16,8 +16,9 @@ from ftis.errors import UserError
 from ftis.runs.processes import rendezvous
 from ftis.runs.processes.membership import LeftOut, Roll, agree
 from ftis.runs.processes.rendezvous import Facts, address_file, join
+from ftis.runs.processes.sockets import SocketTransport
 from ftis.swarm.message import HEADER_BYTES, Message, encode, pack
-from ftis.swarm.transport import LocalTransport, SocketTransport
+from ftis.swarm.transport import LocalTransport
 
 RUN = b"\x01run\x00\x00id"
 LIMIT = 1 << 24

@@ -66,7 +66,7 @@ def test_a_warm_start_teaches_the_format(easy, tiny, tmp_path, make_config):
         nodes=({"name": "warm", "model": str(tmp_path / "warm")},), train={"name": "gsm8k", "path": easy.path}
     )
     node = Swarm(config).iteration(1).nodes[0]
-    assert 0 < node["reward"] < 1 and node["zero_advantage"] < 1 and node["grad_norm"] > 0
+    assert 0 < node.reward < 1 and node.zero_advantage < 1 and node.grad_norm > 0
 
 
 def test_micro_batches_and_seeds(easy, tiny, tmp_path):

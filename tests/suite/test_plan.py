@@ -13,7 +13,6 @@ from safetensors.torch import save_file
 from ftis.cli import main as cli
 from ftis.errors import UserError
 from ftis.model.policy import load_policy
-from ftis.runs.state import pack_node
 from ftis.suite import cost, grid
 from ftis.suite.check import _engines, check
 from ftis.suite.memory import GIB
@@ -29,6 +28,7 @@ from ftis.suite.plan import (
     plan_runs,
 )
 from ftis.swarm.loop import Swarm
+from ftis.swarm.state import pack_node
 from tests.parts import with_swapped_ids
 
 
@@ -46,7 +46,7 @@ def test_counts_and_bytes_by_hand(make_config):
 def test_the_bound_holds_for_a_real_iteration(make_config):
     config = make_config(iterations=1)
     line = Swarm(config).iteration(1)
-    sent = sum(node["bytes_sent"] for node in line["nodes"])
+    sent = sum(node.bytes_sent for node in line.nodes)
     assert 0 < sent <= most_bytes(config)
 
 

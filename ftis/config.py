@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,7 +19,7 @@ from ftis.errors import UserError
 from ftis.method.methods import METHODS, refuse_unknown
 from ftis.method.readings import Readings
 from ftis.model.lora import Lora
-from ftis.settings import one_of, parse, read_yaml, resolve_reference, settings, to_dict
+from ftis.settings import one_of, parse, read_yaml, replaced, resolve_reference, settings, to_dict
 from ftis.tasks.grading.verdict import FORMATS
 from ftis.tasks.problems import Dataset
 from ftis.tasks.prompts import PROMPTS
@@ -234,9 +235,22 @@ _NOT_RECIPE = {
 }
 
 
-def load_run(path: str | Path) -> RunConfig:
-    """Read a run's settings from a YAML or JSON file."""
-    return parse(RUN_CONFIG, read_yaml(path), str(path))
+def load_run(
+    source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None, **changes: Any
+) -> RunConfig:
+    """A run's settings from a YAML or JSON file, or a mapping of them.
+
+    `overrides` replaces settings by their dotted names, list entries by their index (`{"optim.warmup": 5,
+    "nodes.0.learning_rate": 1e-6}`), and `changes` those at the top. Raises UserError that names every field in error.
+
+    >>> load_run({"name": "a", "method": "alone", "train": {"name": "gsm8k"},
+    ...           "nodes": [{"name": "x", "model": "m"}]}, {"optim.warmup": 5}, cap=1.0).optim.warmup
+    5
+    """
+    data, where = (source, "settings") if isinstance(source, Mapping) else (read_yaml(source), str(source))
+    for name, value in {**(overrides or {}), **changes}.items():
+        data = replaced(data, name, value)
+    return parse(RUN_CONFIG, data, where)
 
 
 def recipe(config: RunConfig) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -84,6 +84,23 @@ def read_yaml(path: str | Path) -> Any:
         raise UserError(f"{path}: can't be read ({error})") from None
     except yaml.YAMLError as error:
         raise UserError(f"{path}: not valid YAML ({str(error).replace(chr(10), ' ')})") from None
+
+
+def replaced(data: Any, name: str, value: Any) -> Any:
+    """Nested settings with the one of a dotted name replaced; list entries go by their index.
+
+    Raises UserError where the name leads through something that has no parts.
+    """
+    first, _, rest = name.partition(".")
+    if isinstance(data, list | tuple):
+        if not first.isdecimal() or int(first) >= len(data):
+            raise UserError(f"{name}: there are entries 0 to {len(data) - 1} here, no {first!r}")
+        entries = list(data)
+        entries[int(first)] = replaced(data[int(first)], rest, value) if rest else value
+        return entries
+    if not isinstance(data, Mapping | None):
+        raise UserError(f"{name}: the setting above it is {data!r}, which has no parts")
+    return {**(data or {}), first: replaced((data or {}).get(first), rest, value) if rest else value}
 
 
 def to_dict(config: Any) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from ftis.config import RunConfig, differences, load_run, recipe_hash
 from ftis.errors import UserError
 from ftis.method.methods import METHODS
 from ftis.method.objective import Objective, group_advantages, grpo_loss
+from ftis.model.attention import sdpa_backends
 from ftis.model.policy import Policy, load_node
 from ftis.model.sampler import Completion, Request, Sampler, SamplingParams, TransformersSampler
 from ftis.model.vllm.sampler import VllmSampler, require_vllm
@@ -673,7 +674,8 @@ class Participant:
             told += f" (explained in {stem}.json)"
         if fatal or self.stopped >= self.config.nonfinite_updates:
             raise UserError(
-                f"{told}; lower learning_rate or cap. The run can go on from its last checkpoint with the same "
+                f"{told}; lower learning_rate or cap, or on a GPU suspect the SDPA backend (torch chooses from "
+                f"{sdpa_backends()}; torch.backends.cuda turns each off). The run can go on from its last checkpoint with the same "
                 "command" + ("" if fatal else ", and with a larger nonfinite_updates leaves such updates out")
             )
         print(f"warning: {told}; this update is left out", file=sys.stderr)

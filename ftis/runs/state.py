@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -19,13 +20,14 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from ftis.config import KEPT
 from ftis.errors import UserError
 from ftis.provenance import sha256, write_atomic, write_json
 from ftis.runs.processes.membership import Lost
+from ftis.runs.tensor_file import save_tensors
 
 
 @dataclass(frozen=True)
@@ -155,25 +157,31 @@ def save_checkpoint(
     folder: Path, step: int, recipe: str, tensors: Mapping[int, dict[str, Tensor]], mail: dict[str, bytes],
     lost: Lost, memory: Mapping[int, dict[str, Any]],
 ) -> None:  # fmt: skip
-    """Write step-NNNNNN: one safetensors file a node, and the messages that wait to be used."""
+    """Write step-NNNNNN: one safetensors file a node, and the messages that wait to be used; each hashed on its way."""
     final = folder / f"step-{step:06d}"
     partial = folder / f".{final.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    for k, node in tensors.items():
-        save_file(
-            {name: t.detach().contiguous() for name, t in node.items()}, partial / f"node{k}.safetensors"
-        )
-    for name, data in mail.items():
-        (partial / name).write_bytes(data)
-    files = {p.name: sha256(p) for p in sorted(partial.iterdir())}
-    write_json(partial / "checkpoint.json", {
-        "step": step, "recipe": recipe, "lost": dict(lost), "memory": dict(memory), "files": files,
-    })  # fmt: skip
-    for file in [*partial.iterdir(), partial]:
-        descriptor = os.open(file, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
+    try:
+        files = {
+            f"node{k}.safetensors": save_tensors(partial / f"node{k}.safetensors", t)
+            for k, t in tensors.items()
+        }
+        for name, data in mail.items():
+            (partial / name).write_bytes(data)
+            files[name] = hashlib.sha256(data).hexdigest()
+        write_json(partial / "checkpoint.json", {
+            "step": step, "recipe": recipe, "lost": dict(lost), "memory": dict(memory), "files": files,
+        })  # fmt: skip
+        for file in [*partial.iterdir(), partial]:
+            descriptor = os.open(file, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.close(descriptor)
+    except BaseException:
+        shutil.rmtree(
+            partial, ignore_errors=True
+        )  # a disk that is full has then room for the log that says so
+        raise
     shutil.rmtree(final, ignore_errors=True)
     partial.rename(final)
     for old in checkpoints(folder)[KEPT:]:

@@ -66,6 +66,14 @@ def only_writer(path: Path, wait: bool = False) -> Iterator[None]:
             lock.unlink(missing_ok=True)
 
 
+def no_locks(folder: Path, error: OSError) -> str:
+    """What to say where a file can't be locked."""
+    return (
+        f"{folder}: its file system has no locks ({error.strerror}), which keep two trainers of a run apart; mount it "
+        "with them (Lustre: -o flock), or choose a folder elsewhere"
+    )
+
+
 def _lock_file(path: Path, busy: str, wait: bool, kind: int) -> TextIO:
     """The lock's file, open, locked and signed."""
     while True:
@@ -87,6 +95,9 @@ def _lock_file(path: Path, busy: str, wait: bool, kind: int) -> TextIO:
                 raise UserError(f"{holder}; wait for it or stop it") from None
             print(f"{holder}; waiting for its end", file=sys.stderr, flush=True)
             fcntl.flock(handle, kind)
+        except OSError as error:
+            handle.close()
+            raise UserError(no_locks(path.parent, error)) from None
         # The holder may have removed the file at its end: this one would keep nobody out.
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(handle.fileno()), os.stat(path)):

@@ -85,8 +85,8 @@ def options() -> argparse.ArgumentParser:
 
 def measure(given: argparse.Namespace) -> dict:
     device = pick_device(given.device)
-    # What MFU is a share of; a GPU that isn't in the table is refused before it has worked.
-    card = cost.gpu_named(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    # What MFU is a share of; None where the table lacks it.
+    card = cost.gpu_of_device(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     rows, ids = VOCABULARY[given.shape]
     shape = memory.Shape(**SHAPES[given.shape], num_key_value_heads=2, vocab_size=rows)
     config = parse(RUN_CONFIG, {

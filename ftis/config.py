@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, model_validator
+from pydantic import AfterValidator, Field, TypeAdapter, model_validator
 
 from ftis.errors import UserError
 from ftis.method.methods import METHODS, refuse_unknown
@@ -59,6 +60,11 @@ class NodeConfig:
     honest."""
 
 
+def _what_samples(backend: str) -> str:
+    """`auto` as what it comes to in this environment."""
+    return ("vllm" if find_spec("vllm") else "transformers") if backend == "auto" else backend
+
+
 @settings
 class Rollout:
     """How completions are sampled."""
@@ -75,8 +81,11 @@ class Rollout:
     """What the objective does with truncated completions; dropped ones leave numerator and denominator."""
     max_batch: int = Field(default=1024, ge=1)
     """Sequences decoded at a time."""
-    backend: Literal["transformers", "vllm"] = "transformers"
-    """What samples: the trainer's own model, or an engine of vLLM a node, which must be installed."""
+    backend: Annotated[Literal["auto", "transformers", "vllm"], AfterValidator(_what_samples)] = (
+        "transformers"
+    )
+    """What samples: the trainer's own model, or an engine of vLLM a node, which must be installed. auto: vLLM where it
+    is installed; the settings of a run hold what that came to, and so do its recipe and its config.yaml."""
     gpu_memory_utilization: float = Field(default=0.4, gt=0, lt=1)
     """vllm on a GPU: the engine's share of the card that it has in common with the trainer, for its weights and
     key-value cache; it gives them up during the update."""

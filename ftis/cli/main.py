@@ -152,6 +152,7 @@ def parser() -> argparse.ArgumentParser:
         option("--gpu", metavar="NAME", help="GPU that the jobs run on: t4, l4, a100, h100 or h200 (default: h100)"),
         option("--gpu-memory", type=_not_negative, metavar="GIB", help="memory of each GPU (default: that GPU's)"),
         option("--check", action="store_true", help="look for what would fail before it costs a GPU minute"),
+        option("--jobs", type=_positive, metavar="N", help="runs that train at the same time, for the disk that --check asks for (default: all)"),
         option("--json", action="store_true", help="print one JSON object"),
     )  # fmt: skip
     command(
@@ -216,6 +217,8 @@ def parser() -> argparse.ArgumentParser:
 def _grid_run(arguments: argparse.Namespace):
     from ftis.suite import grid
 
+    if note := grid.backend_note(arguments.tier):
+        print(note, file=sys.stderr)
     return grid.resolve(arguments.tier, grid.Run.from_slug(arguments.run))
 
 
@@ -284,7 +287,7 @@ def _generate(arguments: argparse.Namespace) -> None:
     from ftis.suite import grid
 
     run = grid.Run.from_slug(arguments.run)
-    config = grid.resolve(arguments.tier, run)
+    config = _grid_run(arguments)
     folder = _run_folder(arguments)
     subjects, facts = start_subjects(config) if run.method == "start" else run_subjects(folder)
     subjects = [replace(s, compute_dtype=config.nodes[s.node].compute_dtype) for s in subjects]
@@ -294,7 +297,8 @@ def _generate(arguments: argparse.Namespace) -> None:
         if b.samples:
             tests[f"{role}_sampled"] = replace(tests[role], samples=b.samples, temperature=1.0)
     _use_threads(grid.resources(arguments.tier, "generate").threads)
-    sampling = Sampling(config.seed, config.rollout.max_batch, config.reward, config.rollout.backend)
+    batch = grid.answers_batch(arguments.tier, config)
+    sampling = Sampling(config.seed, batch, config.reward, config.rollout.backend)
     with _gpus(arguments, "generate"):
         # As in _train: what a process that nobody waits for has begun is taken over.
         generate(subjects, tests, folder / "generations.jsonl", sampling, facts=facts, resume=True, wait=True)
@@ -360,7 +364,8 @@ def _plan(arguments: argparse.Namespace) -> None:
     from dataclasses import replace
 
     from ftis.suite import cost, grid
-    from ftis.suite.plan import as_dict, as_text, plan_runs
+    from ftis.suite.plan import plan_runs
+    from ftis.suite.plan_text import as_dict, as_text
 
     gpu = cost.gpu_named(arguments.gpu) if arguments.gpu else cost.GPU
     gpu = replace(gpu, gib=arguments.gpu_memory or gpu.gib)
@@ -374,7 +379,7 @@ def _plan(arguments: argparse.Namespace) -> None:
         return
     from ftis.suite.check import check
 
-    found = check(arguments.tier, runs, gpu)
+    found = check(arguments.tier, runs, gpu, jobs=arguments.jobs)
     if arguments.json:
         print(json.dumps({"tier": arguments.tier, "problems": found}))
     if found:

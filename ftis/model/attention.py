@@ -21,6 +21,21 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 IMPLEMENTATION = "ftis"
 """Its name in transformers' registry."""
 
+# Since torch 2.10 cuDNN is the first choice on H100 and newer. Its backward gives NaN for masked rows whose logits are
+# low (pytorch#196678), it decodes wrongly with few key heads (pytorch#193893), and it compiles anew for every shape,
+# of which decoding has one a step.
+torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def sdpa_backends() -> str:
+    """The backends that torch may choose from for attention on a GPU, in words."""
+    cuda = torch.backends.cuda
+    on = {
+        "flash": cuda.flash_sdp_enabled(), "mem_efficient": cuda.mem_efficient_sdp_enabled(),
+        "cudnn": cuda.cudnn_sdp_enabled(), "math": cuda.math_sdp_enabled(),
+    }  # fmt: skip
+    return ", ".join(name for name, enabled in on.items() if enabled)
+
 
 @dataclass(frozen=True)
 class Rows:

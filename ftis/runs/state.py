@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import logging
 import os
@@ -18,11 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from ftis.config import KEPT
 from ftis.errors import UserError
 from ftis.provenance import sha256, write_atomic, write_json
+from ftis.runs.tensor_file import save_tensors
 from ftis.swarm.state import State
 from ftis.swarm.transport import Lost
 
@@ -65,6 +67,14 @@ def only_writer(path: Path, wait: bool = False) -> Iterator[None]:
             lock.unlink(missing_ok=True)
 
 
+def no_locks(folder: Path, error: OSError) -> str:
+    """What to say where a file can't be locked."""
+    return (
+        f"{folder}: its file system has no locks ({error.strerror}), which keep two trainers of a run apart; mount it "
+        "with them (Lustre: -o flock), or choose a folder elsewhere"
+    )
+
+
 def _lock_file(path: Path, busy: str, wait: bool, kind: int) -> TextIO:
     """The lock's file, open, locked and signed."""
     while True:
@@ -86,6 +96,9 @@ def _lock_file(path: Path, busy: str, wait: bool, kind: int) -> TextIO:
                 raise UserError(f"{holder}; wait for it or stop it") from None
             log.info("%s; waiting for its end", holder)
             fcntl.flock(handle, kind)
+        except OSError as error:
+            handle.close()
+            raise UserError(no_locks(path.parent, error)) from None
         # The holder may have removed the file at its end: this one would keep nobody out.
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(handle.fileno()), os.stat(path)):
@@ -153,25 +166,32 @@ def truncate_metrics(path: Path, last_step: int) -> None:
 
 
 def save_checkpoint(folder: Path, recipe: str, state: State) -> None:
-    """Write step-NNNNNN: one safetensors file a node, and the messages that wait to be used."""
+    """Write step-NNNNNN: one safetensors file a node, and the messages that wait to be used; each hashed on its way."""
     final = folder / f"step-{state.step:06d}"
     partial = folder / f".{final.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    for k, node in state.tensors.items():
-        save_file(
-            {name: t.detach().contiguous() for name, t in node.items()}, partial / f"node{k}.safetensors"
-        )
-    for (k, sent, sender), data in state.mail.items():
-        (partial / f"mail-{k}-{sent}-{sender}").write_bytes(data)
-    files = {p.name: sha256(p) for p in sorted(partial.iterdir())}
-    write_json(partial / "checkpoint.json", {
-        "step": state.step, "recipe": recipe, "lost": dict(state.lost), "memory": dict(state.memory), "files": files,
-    })  # fmt: skip
-    for file in [*partial.iterdir(), partial]:
-        descriptor = os.open(file, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
+    try:
+        files = {
+            f"node{k}.safetensors": save_tensors(partial / f"node{k}.safetensors", tensors)
+            for k, tensors in state.tensors.items()
+        }
+        for (k, sent, sender), data in state.mail.items():
+            name = f"mail-{k}-{sent}-{sender}"
+            (partial / name).write_bytes(data)
+            files[name] = hashlib.sha256(data).hexdigest()
+        write_json(partial / "checkpoint.json", {
+            "step": state.step, "recipe": recipe, "lost": dict(state.lost), "memory": dict(state.memory),
+            "files": files,
+        })  # fmt: skip
+        for file in [*partial.iterdir(), partial]:
+            descriptor = os.open(file, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.close(descriptor)
+    except BaseException:
+        # A disk that is full has then room for the log that says so.
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     shutil.rmtree(final, ignore_errors=True)
     partial.rename(final)
     for old in checkpoints(folder)[KEPT:]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ftis.config import RunConfig
 from ftis.errors import UserError
+from ftis.runs.state import no_locks
 from ftis.suite import cost, grid
 from ftis.suite.cost import Gpu
 from ftis.suite.memory import GIB
@@ -17,9 +20,16 @@ from ftis.tasks.problems import Dataset
 
 
 def check(
-    tier: str, runs: Sequence[RunPlan], gpu: Gpu = cost.GPU, results: Path = Path("results")
+    tier: str,
+    runs: Sequence[RunPlan],
+    gpu: Gpu = cost.GPU,
+    results: Path = Path("results"),
+    jobs: int | None = None,
 ) -> list[str]:
-    """All problems of these runs, each once, as lines of text; none where all is in order."""
+    """All problems of these runs, each once, as lines of text; none where all is in order.
+
+    jobs: runs that train at the same time; None: all of them.
+    """
     tokenizers: dict[str, object] = {}
     found: list[str] = []
     for part in (
@@ -28,9 +38,10 @@ def check(
         _tokenizers(tier, runs, tokenizers),
         _prompts(tier, runs, tokenizers),
         _gpus(runs),
+        _tf32(runs),
         _memory(runs, gpu),
         _engines(tier, runs),
-        _disk(runs, results),
+        _disk(runs, results, min(jobs or len(runs), len(runs))),
         _backends(runs),
     ):
         found += [line for line in part if line not in found]
@@ -163,8 +174,8 @@ def _memory(runs: Sequence[RunPlan], gpu: Gpu) -> Iterator[str]:
                 names = " + ".join(n.label or n.role for n in run.nodes if n.gpu == i)
                 what = f"{names} need {need / GIB:.1f} GiB of a GPU's {gpu.gib:g}"
                 how = (
-                    "raise resources.train.gpus, lower rollout.max_batch or optim.micro_batch_tokens, or set "
-                    "node.gradient_checkpointing"
+                    "raise resources.train.gpus, lower rollout.max_batch, rollout.gpu_memory_utilization (vllm) or "
+                    "optim.micro_batch_tokens, or set node.gradient_checkpointing"
                 )
                 tight.setdefault((what, how), []).append(run.slug)
         for node in run.nodes:
@@ -173,7 +184,9 @@ def _memory(runs: Sequence[RunPlan], gpu: Gpu) -> Iterator[str]:
                     f"answering the tests with {node.label or node.role} needs {node.generate_bytes / GIB:.1f} GiB, its "
                     f"job (resources.generate) has {run.generate_limit / GIB:.1f}"
                 )
-                tight.setdefault((what, "lower rollout.max_batch, or give the job more"), []).append(run.slug)
+                tight.setdefault(
+                    (what, "lower answers_batch or rollout.max_batch, or give the job more"), []
+                ).append(run.slug)
         if run.host_bytes > run.host_limit:
             yield (
                 f"resources.train.mem_mb: {run.slug} may need {run.host_bytes / 1e9:.1f} GB of the machine's memory (a run "
@@ -203,19 +216,38 @@ def _engines(tier: str, runs: Sequence[RunPlan]) -> Iterator[str]:
                 )
 
 
-def _disk(runs: Sequence[RunPlan], results: Path) -> Iterator[str]:
+def _tf32(runs: Sequence[RunPlan]) -> Iterator[str]:
+    """Containers of NVIDIA's set this variable, against torch's own default."""
+    nodes = [(run, k) for run in runs for k, node in enumerate(run.nodes) if node.gpu is not None]
+    single = any(run.config.nodes[k].compute_dtype == "float32" for run, k in nodes)
+    if single and os.environ.get("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE") == "1":
+        yield (
+            "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE: is 1, with which products in float32 are good to three digits only; unset "
+            "it, or set compute_dtype to bfloat16"
+        )
+
+
+def _disk(runs: Sequence[RunPlan], results: Path, jobs: int) -> Iterator[str]:
     folder = results.absolute()
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
-    need = sum(r.kept_bytes for r in runs) + max((r.disk_bytes - r.kept_bytes for r in runs), default=0)
-    if need > free:
+    kept = sum(r.kept_bytes for r in runs)
+    running = sorted((r.disk_bytes - r.kept_bytes for r in runs), reverse=True)[:jobs]
+    if kept + sum(running) > free:
         yield (
-            f"disk: the runs leave {sum(r.kept_bytes for r in runs) / 1e9:.0f} GB and need {need / 1e9:.0f} GB in all with "
-            f"one running at a time; {folder} has {free / 1e9:.0f} GB free"
+            f"disk: the runs leave {kept / 1e9:.0f} GB and need {(kept + sum(running)) / 1e9:.0f} GB in all with {jobs} "
+            f"training at a time; {folder} has {free / 1e9:.0f} GB free; take another folder, or fewer at a time "
+            "(snakemake --jobs N; --jobs N here)"
         )
     if not os.access(folder, os.W_OK):
         yield f"disk: {folder} can't be written; run from another folder"
+        return
+    with tempfile.TemporaryFile(dir=folder) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            yield f"disk: {no_locks(folder, error)}"
 
 
 def _backends(runs: Sequence[RunPlan]) -> Iterator[str]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, NonNegativeInt, TypeAdapter, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, TypeAdapter, model_validator
 
 from ftis.config import RUN_CONFIG, NodeConfig, RunConfig
 from ftis.errors import UserError, unknown
@@ -411,7 +411,8 @@ class Resources:
     """What a job may use."""
 
     threads: int = Field(default=1, ge=1)
-    mem_mb: int = Field(default=2000, ge=1)
+    mem_mb: PositiveInt | dict[str, PositiveInt] = 2000
+    """Of the machine's memory; or by pattern, as `gpus`."""
     runtime: int = Field(default=60, ge=1)
     """Minutes."""
     gpus: NonNegativeInt | dict[str, NonNegativeInt] = 0
@@ -448,6 +449,9 @@ class Tier:
     """Fields of `RunConfig` that all runs share."""
     benchmarks: dict[Literal["id", "ood"], Benchmark]
     """id: like the training questions; ood: not like them."""
+    answers_batch: int | None = Field(default=None, ge=1)
+    """Sequences decoded at a time when the tests are answered, for which a model has the card to itself; None: as many
+    as in training (rollout.max_batch)."""
     resources: dict[RULES, Resources] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -573,21 +577,41 @@ def _existing(models: dict[str, str]) -> dict[str, str]:
 
 
 def resources(tier: str, rule: str, run: Run | None = None) -> Resources:
-    """What a rule's jobs may use; with `run` the job of that run, whose number of GPUs may be its own."""
+    """What a rule's jobs may use; with `run` the job of that run, whose GPUs and memory may be its own."""
     found = load_tier(tier).resources.get(rule, Resources())
-    if isinstance(found.gpus, int) or run is None:
-        return found
-    gpus = next((n for pattern, n in found.gpus.items() if fnmatchcase(run.cell, pattern)), None)
-    if gpus is None:
-        raise UserError(
-            f"{CONFIG / 'tiers' / tier}.yaml: resources.{rule}.gpus: no pattern matches {run.cell}; add '*': 1, say"
-        )
-    return replace(found, gpus=gpus)
+    own = {}
+    for field in ("gpus", "mem_mb"):
+        by_pattern = getattr(found, field)
+        if isinstance(by_pattern, int) or run is None:
+            continue
+        own[field] = next((n for pattern, n in by_pattern.items() if fnmatchcase(run.cell, pattern)), None)
+        if own[field] is None:
+            raise UserError(
+                f"{CONFIG / 'tiers' / tier}.yaml: resources.{rule}.{field}: no pattern matches {run.cell}; add '*', say"
+            )
+    return replace(found, **own)
 
 
 def benchmarks(tier: str) -> dict[str, Benchmark]:
     """The tests of trained models, by role id and ood."""
     return load_tier(tier).benchmarks
+
+
+def answers_batch(tier: str, config: RunConfig) -> int:
+    """Sequences decoded at a time when a run's models answer the tests."""
+    return load_tier(tier).answers_batch or config.rollout.max_batch
+
+
+def backend_note(tier: str) -> str | None:
+    """What a tier's `rollout.backend: auto` comes to here, as a line; None where the tier names the backend."""
+    if load_tier(tier).run.get("rollout", {}).get("backend") != "auto":
+        return None
+    if resolve(tier, runs(tier, "full", 1)[0]).rollout.backend == "vllm":
+        return "rollout.backend: auto is vllm here, where it is installed"
+    return (
+        "rollout.backend: auto is transformers here, since vLLM isn't installed; vLLM is several times as fast "
+        "(docs/paper_tier.md). It is part of a recipe: once vLLM is installed, the tier's runs are made anew"
+    )
 
 
 def made_models(tier: str, run: Run) -> list[str]:

@@ -23,6 +23,8 @@ FULL, HALF = 4, 2
 GIB = 2**30
 CONTEXT = 1.0 * GIB
 """What CUDA takes for itself in each process; an assumption."""
+ASLEEP = 2.0 * GIB
+"""What an engine of vLLM keeps of a card while it sleeps: its own context and the memory of its CUDA graphs; an assumption."""
 SLACK = 0.05
 """Share of the estimate that the allocator loses between blocks; an assumption."""
 CHUNK_LOGITS, LONGEST_LOGITS = 2**25, 2**27
@@ -188,6 +190,9 @@ def node_memory(
     kept = shape.num_hidden_layers * (FULL * shape.hidden_size if checkpoints else layer)
     ends = FULL * 4 * shape.hidden_size  # the last norm, and the rows that the loss looks at
     activations = micro_batch_tokens * (kept + (layer if checkpoints else 0) + work + ends)
+    activations += _masks(
+        shape, micro_batch_tokens, batches[0], unit, 1 if checkpoints else shape.num_hidden_layers
+    )
     casts = 0
     if half and node.lora is None:
         casts = HALF * shape.matrices
@@ -261,6 +266,13 @@ def _layer_activations(shape: Shape, lora: Lora | None, half: bool) -> int:
     return 2 * FULL * h + unit * (inputs + lora.r * len(names) + 3 * i) + attention
 
 
+def _masks(shape: Shape, tokens: int, batch: Batch, unit: int, kept: int) -> float:
+    """Attention's dense masks of a micro-batch: as booleans once a completion token and once a query, since the query
+    heads of a key head are queries of it, and as numbers in each layer that is `kept` for backward."""
+    queries = shape.num_attention_heads // shape.num_key_value_heads
+    return tokens * (batch.prompt_tokens + batch.new_tokens) * (1 + queries * (1 + unit * kept))
+
+
 def _head(shape: Shape, full: bool, half: bool, vocabulary: int, tokens: float, longest: int) -> float:
     """Of the log-probs of `tokens` completion tokens, the longest completion having `longest`."""
     weight = FULL * vocabulary * shape.hidden_size
@@ -300,13 +312,16 @@ def gpu_memory(nodes: Sequence[Memory]) -> float:
     """Peak of one GPU on which these nodes live in one process: they take turns, so all stand there and one works.
 
     With CUDA's own memory and the allocator's slack. An engine takes what it is given, and sleeps only while its own
-    node learns.
+    node learns; some it keeps even then.
     """
     if not nodes:
         return 0.0
     engines = sum(node.engine for node in nodes)
     worst = max(
-        max((1 + SLACK) * node.update + engines - node.engine, (1 + SLACK) * node.sampling + engines)
+        max(
+            (1 + SLACK) * node.update + engines - node.engine + (ASLEEP if node.engine else 0),
+            (1 + SLACK) * node.sampling + engines,
+        )
         for node in nodes
     )
     return CONTEXT + (1 + SLACK) * sum(node.standing for node in nodes) + worst

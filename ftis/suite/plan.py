@@ -1,19 +1,19 @@
 """What a grid will run, before it runs: models, memory, GPU-hours, bytes exchanged and disk of each run.
 
 Memory is `ftis.suite.memory`'s estimate, time that of `ftis.suite.cost`; lengths of prompts are the constants below.
+`ftis.suite.plan_text` shows it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ftis.config import KEPT, NodeConfig, RunConfig
 from ftis.suite import cost, grid, memory
-from ftis.suite.cost import Gpu
+from ftis.suite.cost import Gpu, Seconds
 from ftis.suite.memory import FULL, GIB, Batch, Memory, Shape
 from ftis.swarm.message import BYTES_A_COMPLETION, BYTES_A_MESSAGE, BYTES_A_TOKEN
 from ftis.swarm.share import assignment
@@ -68,8 +68,10 @@ class NodePlan:
     """Peak of answering the tests with it, on the GPU of the job that does or, without one, on its machine."""
     engines: tuple[EnginePlan, ...]
     """In training and for the tests, where vLLM samples."""
-    seconds: float
-    """Of training and of the tests after it, by the cost model."""
+    seconds: Seconds
+    """Of training, by the cost model."""
+    answer_seconds: float
+    """Of answering the tests with it, reading it included."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,12 @@ class RunPlan:
     """What the tier's file asks for."""
     generate_limit: float
     """What a job that answers the tests has: a GPU's memory, or without one what the tier's file asks for."""
+    saving_seconds: float
+    """Of its checkpoints and of what it leaves."""
+    train_hours: float
+    """How long its training takes, on all of its GPUs."""
     gpu_hours: float
+    """Of the job that trains it, which holds its GPUs all the time, and of the one that answers the tests."""
     wire_bytes: float
     """Sent by all nodes, at most."""
     disk_bytes: float
@@ -151,15 +158,15 @@ def problem_count(data: Dataset | None) -> int:
     return 0 if data is None else data.limit or PROBLEMS[data.name]
 
 
-def answer_batches(tier: str, config: RunConfig) -> list[Batch]:
-    """What is decoded at a time for the tests, with the longest prompt among it. Problems that aren't counted are taken
-    to fill a batch."""
-    found, most = [], config.rollout.max_batch
+def answer_batches(tier: str, config: RunConfig, longest: bool = True) -> list[Batch]:
+    """What is decoded at a time for each test, with its longest prompt or with its mean one. Problems that aren't
+    counted are taken to fill a batch."""
+    found, most = [], grid.answers_batch(tier, config)
     for test in grid.benchmarks(tier).values():
         each = 1 + test.samples  # the greedy answer with the others
         prompts = min(max(1, most // each), problem_count(test.data) or most)
-        longest = PROMPT_TOKENS[test.data.name][1]
-        found.append(Batch(min(most, prompts * each), prompts, longest, test.max_new_tokens))
+        tokens = PROMPT_TOKENS[test.data.name][longest]
+        found.append(Batch(min(most, prompts * each), prompts, tokens, test.max_new_tokens))
     return found
 
 
@@ -172,158 +179,101 @@ def plan_run(tier: str, run: grid.Run, gpu: Gpu = cost.GPU) -> RunPlan:
     """What one run takes."""
     config = grid.resolve(tier, run)
     gpus = grid.resources(tier, "train", run).gpus
-    mean, longest = PROMPT_TOKENS[config.train.name]
-    validation = problem_count(config.validation.data)
     counts = [completion_count(config, k) for k in range(len(config.nodes))]
-    answering, tests = grid.resources(tier, "generate", run), answer_batches(tier, config)
-    card = gpu.gib * GIB
-    nodes = []
-    for k, (node, where) in enumerate(zip(config.nodes, place(config, gpus))):
-        shape = shape_of_role(tier, node.name)
-        batches = memory.batches_of(config, counts[k], validation, longest)
-        most = sum(counts) * (longest + batches[0].new_tokens)  # an iteration's tokens
-        seconds = cost.node_seconds(
-            shape, node, config, batches, counts[k], sum(counts), validation, mean, gpu
-        )
-        for test in grid.benchmarks(tier).values():
-            problems = problem_count(test.data)
-            if problems:
-                each = 1 + test.samples
-                sequences = min(config.rollout.max_batch, problems * each)
-                prompts = -(-sequences // each)
-                batch = Batch(sequences, prompts, PROMPT_TOKENS[test.data.name][0], test.max_new_tokens)
-                seconds += cost.in_batches(problems * each, batch) * cost.decode_seconds(
-                    shape, node, batch, gpu
-                )
-        engines, engine, answers = [], 0.0, memory.answer_memory(shape, node, tests)
-        if config.backend(k) == "vllm":
-            engine = config.rollout.gpu_memory_utilization * card * (where is not None)
-            engines.append(_engine("rollout.gpu_memory_utilization", engine, shape, node, batches))
-        if config.rollout.backend == "vllm":
-            whole = WHOLE_CARD * card * (answering.gpus > 0)
-            engines.append(_engine("vLLM's share in a job of tests", whole, shape, node, tests))
-            answers = memory.answer_memory(shape, node, tests, engine=whole)
-        nodes.append(NodePlan(
-            role=node.name, label=node.label, model=node.model, revision=node.revision, gpu=where,
-            parameters=shape.parameters, trained=memory.trainable(shape, node.lora),
-            completions=counts[k] * config.iterations, sequences=max(b.sequences for b in batches),
-            memory=memory.node_memory(
-                shape, node, min(node.micro_batch_tokens or config.optim.micro_batch_tokens, most), config.group_size,
-                batches, engine=engine,
-            ),
-            generate_bytes=memory.gpu_memory([answers]) if answering.gpus else LIBRARIES + answers.peak,
-            engines=tuple(engines), seconds=seconds,
-        ))  # fmt: skip
+    nodes = tuple(
+        _node(tier, run, config, k, where, counts, gpu) for k, where in enumerate(place(config, gpus))
+    )
+    answering = grid.resources(tier, "generate", run)
     states = [3 * FULL * node.trained for node in nodes]  # weights and two moments
     kept = sum(FULL * node.trained for node in nodes)
-    limit = grid.resources(tier, "train", run).mem_mb * 1e6
-    host = (WITH_CUDA if gpus else LIBRARIES) + max(
-        sum(states), max(FULL * node.parameters for node in nodes)
-    )
-    # An engine is a process of its own, whose weights go to the machine's memory while it sleeps.
-    host += sum(WITH_CUDA + n.engines[0].weights for n in nodes if n.memory.engine)
     on_gpu = [[n.memory for n in nodes if n.gpu == i] for i in range(gpus)]
-    together = config.transport == "processes"
-    if any(node.gpu is None for node in nodes):
-        on_cpu = [n.memory for n in nodes if n.gpu is None]
-        host += sum(m.standing for m in on_cpu) + max(max(m.update, m.sampling) for m in on_cpu)
+    together = config.transport == "processes" and len(nodes) > 1
+    # Nodes in one process take turns; processes of their own work at the same time, on a GPU of their own each.
+    seconds = [node.seconds.training for node in nodes]
+    saving = cost.saving_seconds(sum(states), kept, config)
+    training = (max if together and gpus >= len(nodes) else sum)(seconds) + cost.START_SECONDS + saving
+    answers = cost.START_SECONDS + sum(node.answer_seconds for node in nodes)
     return RunPlan(
-        slug=run.slug, config=config, nodes=tuple(nodes), gpus=gpus,
-        # Nodes in one process take turns; processes of their own work at the same time.
+        slug=run.slug, config=config, nodes=nodes, gpus=gpus,
         gpu_bytes=tuple(sum(map(memory.gpu_memory, [[m] for m in ms] if together else [ms])) for ms in on_gpu),
-        host_bytes=host, host_limit=limit, generate_limit=card if answering.gpus else answering.mem_mb * 1e6,
-        # A job holds all of its GPUs all the time.
-        gpu_hours=gpus * (max if together and gpus >= len(nodes) else sum)(n.seconds for n in nodes) / 3600,
+        host_bytes=_host_bytes(nodes, gpus, together), host_limit=grid.resources(tier, "train", run).mem_mb * 1e6,
+        generate_limit=gpu.gib * GIB if answering.gpus else answering.mem_mb * 1e6,
+        saving_seconds=saving, train_hours=training / 3600,
+        gpu_hours=(gpus * training + answering.gpus * answers) / 3600,
         wire_bytes=most_bytes(config),
-        disk_bytes=max((KEPT + 1) * sum(states), KEPT * sum(states) + kept),
+        disk_bytes=_disk_bytes(config, sum(states), kept),
         kept_bytes=kept,
     )  # fmt: skip
 
 
+def _node(
+    tier: str, run: grid.Run, config: RunConfig, k: int, where: int | None, counts: Sequence[int], gpu: Gpu
+) -> NodePlan:
+    """Node `k` of a run, on the GPU `where` of its job; counts: completions that each node samples an iteration."""
+    node, card, backend = config.nodes[k], gpu.gib * GIB, config.backend(k)
+    shape = shape_of_role(tier, node.name)
+    mean, longest = PROMPT_TOKENS[config.train.name]
+    validation = problem_count(config.validation.data)
+    # Memory must do for the longest prompt; how long a run takes is decided by the mean one.
+    batches, usual = (memory.batches_of(config, counts[k], validation, n) for n in (longest, mean))
+    answering, tests = grid.resources(tier, "generate", run).gpus, answer_batches(tier, config)
+    engines, engine, answers = [], 0.0, memory.answer_memory(shape, node, tests)
+    if backend == "vllm":
+        engine = config.rollout.gpu_memory_utilization * card * (where is not None)
+        engines.append(_engine("rollout.gpu_memory_utilization", engine, shape, node, batches))
+    if config.rollout.backend == "vllm":
+        whole = WHOLE_CARD * card * (answering > 0)
+        engines.append(_engine("vLLM's share in a job of tests", whole, shape, node, tests))
+        answers = memory.answer_memory(shape, node, tests, engine=whole)
+    most = sum(counts) * (longest + batches[0].new_tokens)  # an iteration's tokens
+    return NodePlan(
+        role=node.name, label=node.label, model=node.model, revision=node.revision, gpu=where,
+        parameters=shape.parameters, trained=memory.trainable(shape, node.lora),
+        completions=counts[k] * config.iterations, sequences=max(b.sequences for b in batches),
+        memory=memory.node_memory(
+            shape, node, min(node.micro_batch_tokens or config.optim.micro_batch_tokens, most), config.group_size,
+            batches, engine=engine,
+        ),
+        generate_bytes=memory.gpu_memory([answers]) if answering else LIBRARIES + answers.peak,
+        engines=tuple(engines),
+        seconds=cost.node_seconds(
+            shape, node, config, backend, usual, counts[k], sum(counts), validation, gpu
+        ),
+        answer_seconds=_answer_seconds(tier, config, shape, node, gpu),
+    )  # fmt: skip
+
+
+def _answer_seconds(tier: str, config: RunConfig, shape: Shape, node: Node, gpu: Gpu) -> float:
+    """Of answering a tier's tests with a node's model, reading it included."""
+    backend = config.rollout.backend
+    seconds = cost.load_seconds(shape, FULL, backend)
+    for test, batch in zip(
+        grid.benchmarks(tier).values(), answer_batches(tier, config, longest=False), strict=True
+    ):
+        problems = problem_count(test.data)
+        seconds += cost.answer_seconds(shape, node, problems, batch, 1 + test.samples, backend, gpu)
+    return seconds
+
+
+def _disk_bytes(config: RunConfig, states: float, kept: float) -> float:
+    """Most of a run on disk: its last checkpoint being written beside those that it keeps, or all with what it leaves."""
+    made = cost.checkpoint_count(config)
+    return max((min(KEPT, made - 1) + 1) * states, min(KEPT, made) * states + kept)
+
+
+def _host_bytes(nodes: Sequence[NodePlan], gpus: int, together: bool) -> float:
+    """Peak of the machine's own memory for a training job; together: with a process a node."""
+    processes = len(nodes) if together else 1
+    states = sum(3 * FULL * node.trained for node in nodes)
+    host = processes * (WITH_CUDA if gpus else LIBRARIES)
+    host += max(states, max(FULL * node.parameters for node in nodes))
+    # An engine is a process of its own, whose weights go to the machine's memory while it sleeps.
+    host += sum(WITH_CUDA + n.engines[0].weights for n in nodes if n.memory.engine)
+    if any(node.gpu is None for node in nodes):
+        on_cpu = [n.memory for n in nodes if n.gpu is None]
+        host += sum(m.standing for m in on_cpu) + max(max(m.update, m.sampling) for m in on_cpu)
+    return host
+
+
 def plan_runs(tier: str, runs: Sequence[grid.Run], gpu: Gpu = cost.GPU) -> list[RunPlan]:
     return [plan_run(tier, run, gpu) for run in runs]
-
-
-def plan(tier: str, runs: Sequence[grid.Run]) -> str:
-    """A table of runs, and their sum, as text."""
-    return as_text(tier, plan_runs(tier, runs))
-
-
-PARTS = ("weights", "optimizer", "gradients", "casts", "activations", "head", "kv_cache", "sampler", "engine")
-
-
-def as_text(tier: str, runs: Sequence[RunPlan], gpu: Gpu = cost.GPU) -> str:
-    """Two aligned tables, of runs and of their different nodes, with the sums."""
-    lines = [["run", "nodes", "B x G", "completions a node", "GPUs", "GPU peak", "host peak", "generate peak", "GPU-hours", "sent", "disk", "kept"]]  # fmt: skip
-    nodes: dict[tuple, list[str]] = {}
-    for run in runs:
-        config = run.config
-        lines.append([
-            run.slug, " + ".join(n.label or n.role for n in run.nodes), f"{config.prompts} x {config.group_size}",
-            "/".join(str(n.completions) for n in run.nodes), str(run.gpus),
-            _memory_size(max(run.gpu_bytes)) if run.gpus else "-", _memory_size(run.host_bytes),
-            _memory_size(max(n.generate_bytes for n in run.nodes)), f"{run.gpu_hours:.1f}" if run.gpus else "-",
-            _size(run.wire_bytes), _size(run.disk_bytes), _size(run.kept_bytes),
-        ])  # fmt: skip
-        for n in run.nodes:
-            parts = [_memory_size(getattr(n.memory, part)) for part in PARTS]
-            row = [n.label or n.role, n.model, (n.revision or "-")[:12], f"{n.parameters / 1e6:,.1f}", f"{n.trained / 1e6:,.1f}",
-                   str(n.sequences), *parts, _memory_size(n.memory.peak)]  # fmt: skip
-            nodes.setdefault(tuple(row), row)
-    head = ["node", "model", "revision", "parameters, M", "trained, M", "sequences", *(p.replace("_", " ") for p in PARTS), "peak"]  # fmt: skip
-    train = grid.resources(tier, "train")
-    return "\n".join([
-        *_aligned(lines), "",
-        *_aligned([head, *nodes.values()]),
-        "peak of a node: weights + optimizer, and the larger of an update (gradients, casts, activations, head) and of",
-        "sampling (casts, kv cache, sampler; or vLLM's engine)",
-        "generate peak: of the job that answers the tests with the run's models, one after the other, on its GPU",
-        "", f"{len(runs)} runs of tier {tier}: {grid.load_tier(tier).about}",
-        f"each training job: {train.threads} threads, {train.mem_mb} MB, at most {train.runtime} minutes",
-        f"GPU-hours on {gpu.name} ({gpu.gib:g} GiB): {sum(r.gpu_hours for r in runs):.1f}; estimated with {_assumptions(gpu)}",
-        f"sent by all nodes of all runs: at most {_size(sum(r.wire_bytes for r in runs))}",
-        f"on disk when all are finished: {_size(sum(r.kept_bytes for r in runs))}; while one runs: up to {_size(max(r.disk_bytes for r in runs))}",
-    ])  # fmt: skip
-
-
-def _assumptions(gpu: Gpu) -> str:
-    return (
-        f"{cost.EFFICIENCY:.0%} of {gpu.flops / 1e12:.0f} TFLOP/s ({gpu.single / 1e12:.0f} in float32) in updates, at least {cost.LAYER_SECONDS * 1e3:g} ms "
-        f"a layer and decoding step, completions half as long as they may be; none of it was measured"
-    )
-
-
-def as_dict(tier: str, runs: Sequence[RunPlan], gpu: Gpu = cost.GPU) -> dict[str, Any]:
-    """The same for programs: sizes in bytes."""
-
-    def one(run: RunPlan) -> dict[str, Any]:
-        plain = {k: v for k, v in asdict(run).items() if k != "config"}
-        for node, planned in zip(plain["nodes"], run.nodes):
-            node["memory"]["peak"] = planned.memory.peak
-        return plain
-
-    return {
-        "tier": tier, "gpu": asdict(gpu), "assumptions": _assumptions(gpu), "runs": [one(run) for run in runs],
-        "total": {k: sum(getattr(r, k) for r in runs) for k in ("gpu_hours", "wire_bytes", "kept_bytes")},
-    }  # fmt: skip
-
-
-def _aligned(lines: list[list[str]]) -> list[str]:
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    return ["  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip() for line in lines]
-
-
-def _size(count: float) -> str:
-    return _with_unit(count, 1000, ("B", "kB", "MB", "GB"), "TB")
-
-
-def _memory_size(count: float) -> str:
-    return _with_unit(count, 1024, ("B", "KiB", "MiB", "GiB"), "TiB")
-
-
-def _with_unit(count: float, base: int, units: Sequence[str], last: str) -> str:
-    for unit in units:
-        if count < base:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= base
-    return f"{count:.1f} {last}"

@@ -17,6 +17,7 @@ from ftis.config import RunConfig
 from ftis.errors import UserError
 from ftis.method.methods import METHODS
 from ftis.method.objective import Objective, group_advantages
+from ftis.model.attention import sdpa_backends
 from ftis.model.policy import Policy
 from ftis.model.sampler import Completion, Request, Sampler, SamplingParams, TransformersSampler
 from ftis.swarm.asking import complete, completion_text, summary
@@ -226,7 +227,8 @@ class Node:
             told += f" (explained in {self.explain(left_out)})"
         if made.broken.fatal or self.stopped >= self.config.nonfinite_updates:
             raise UserError(
-                f"{told}; lower learning_rate or cap. The run can go on from its last checkpoint with the same "
+                f"{told}; lower learning_rate or cap, or on a GPU suspect the SDPA backend (torch chooses from "
+                f"{sdpa_backends()}; torch.backends.cuda turns each off). The run can go on from its last checkpoint with the same "
                 "command"
                 + (
                     ""

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from ftis.model.attention import Packing, Rows
+from ftis.model.attention import Packing, Rows, sdpa_backends
 from ftis.model.lora import Lora
 from ftis.model.policy import Policy, add_lora, load_tokenizer
 
@@ -116,6 +116,11 @@ def check(policy: Policy, plain, prompts, completions) -> None:
     policy.accumulate_gradient(prompts, completions, loss_of)
     policy.accumulate_gradient(prompts, completions, loss_of)  # adds up
     assert (gradients(policy.model) - 2 * theirs).norm() < 2e-5 * theirs.norm()
+
+
+def test_cudnn_computes_no_attention():
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert sdpa_backends() == "flash, mem_efficient, math"
 
 
 def test_a_prompt_is_read_once_and_nothing_is_padded():

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from ftis.model.attention import _attend
 from ftis.runs import state
 from ftis.swarm.loop import Swarm
 
@@ -30,3 +31,28 @@ def test_a_pair_trains_and_resumes_on_a_gpu(make_config, tiny, tmp_path, dtype):
     for one, other in zip(swarm.nodes, resumed.nodes):
         assert all(torch.equal(one.params[k], other.params[k]) for k in one.params)
     assert resumed.iteration(2).nodes[0].grad_norm > 0
+
+
+@pytest.mark.parametrize("keys", [64, 128, 192, 193])
+def test_low_logits_have_finite_and_right_gradients(keys):
+    """With cuDNN the gradient of a masked bfloat16 query is NaN where keys % 128 == 64 and all of its logits are below
+    -88.7, so that their exponentials vanish in float32 (pytorch#196678); some heads of Qwen2.5 have such logits."""
+    draw = torch.Generator().manual_seed(0)
+    rows, heads, kv_heads, width = 2, 12, 2, 128
+    query = torch.randn(rows, 40, heads, width, generator=draw)
+    key = torch.randn(rows, keys, kv_heads, width, generator=draw)
+    query[..., 0], key[..., 0] = 45, -45  # adds -2025 / sqrt(128) = -179 to every logit
+    value = torch.randn(rows, keys, kv_heads, width, generator=draw)
+    mask = torch.ones(rows, 1, 40, keys, dtype=torch.bool).tril(keys - 40)
+    out = []
+    for dtype in (torch.bfloat16, torch.float64):
+        leaves = [
+            t.bfloat16().to(dtype).cuda().requires_grad_() for t in (query, key, value)
+        ]  # the same numbers in both
+        result = _attend(*leaves, mask.cuda(), width**-0.5)
+        result.float().square().sum().backward()
+        out.append([result.detach(), *(t.grad for t in leaves)])
+    for ours, exact in zip(*out):
+        assert ours.isfinite().all()
+        # Without the large width, in which a gradient is a small difference of large numbers.
+        assert (ours.double() - exact)[..., 1:].norm() < 0.02 * exact[..., 1:].norm()

@@ -250,6 +250,8 @@ def test_answers_of_a_model_before_training_know_what_they_come_from(changed, mo
 
     paper = yaml.safe_load((grid.CONFIG / "tiers/paper.yaml").read_text())
     run, rollout = paper["run"], paper["run"]["rollout"]
+    here = grid.resolve("paper", Run.from_slug("alone-base_small-s42")).rollout.backend
+    other_backend = {"transformers": "vllm", "vllm": "transformers"}[here]
     before = answers("paper", "start-base_small")
     for fields in (
         {"models": models(revision="0" * 40)},
@@ -257,7 +259,7 @@ def test_answers_of_a_model_before_training_know_what_they_come_from(changed, mo
         {"node": {**paper["node"], "compute_dtype": "float32"}},
         {"run": {**run, "reward": "boxed"}},
         {"run": {**run, "rollout": {**rollout, "prompt": "tiny-v1"}}},
-        {"run": {**run, "rollout": {**rollout, "backend": "vllm"}}},
+        {"run": {**run, "rollout": {**rollout, "backend": other_backend}}},
     ):
         tier = changed("paper", **fields)
         assert answers(tier, "start-base_small") != before, fields
@@ -283,14 +285,21 @@ def test_answers_of_a_model_before_training_know_what_they_come_from(changed, mo
     ), "the tests have a prompt of their own"
 
 
-def test_gpus_by_pattern():
-    def gpus(cell):
-        return grid.resources("paper", "train", Run.from_slug(f"{cell}-s42")).gpus
+def test_gpus_and_memory_by_pattern():
+    def of(cell):
+        found = grid.resources("paper", "train", Run.from_slug(f"{cell}-s42"))
+        return found.gpus, found.mem_mb
 
-    assert gpus("alone-base_large") == gpus("size_base-ftis-g50-vertical") == 1
-    assert gpus("expertise_large-ftis-g50-vertical") == gpus("size_base-tis-vertical+n3") == 2
-    assert gpus("size_base-tis-vertical+n4") == 4
-    assert grid.resources("paper", "generate", Run.from_slug("alone-base_large-s42")).gpus == 1
+    assert of("alone-base_large") == (1, 60000)
+    assert of("size_base-ftis-g50-vertical") == of("expertise_large-ftis-g50-vertical") == (2, 110000)
+    assert of("size_base-tis-vertical+n3") == (3, 120000) and of("size_base-tis-vertical+n4") == (4, 180000)
+    generate = grid.resources("paper", "generate", Run.from_slug("alone-base_large-s42"))
+    assert (generate.gpus, generate.mem_mb) == (1, 32000)
+
+
+def test_tests_are_answered_in_batches_of_their_own():
+    for tier, batch in (("paper", 256), ("small", 72), ("smoke", 1024)):
+        assert grid.answers_batch(tier, grid.resolve(tier, Run.from_slug("alone-base_small-s42"))) == batch
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,9 @@ def test_parts_by_hand():
     assert parts.casts == 2 * 36 * (2048 * (2048 + 2 * 256 + 2048) + 3 * 2048 * 11008)
     # A token: 36 layers' inputs in float32; one layer's 20 H + 2 (2 A + 2 K + 4 I); its gradients 6 I + 8 H; 16 H.
     layer = 20 * 2048 + 2 * (2 * 2048 + 2 * 256 + 4 * 11008)
-    assert parts.activations == 1000 * (36 * 4 * 2048 + layer + 6 * 11008 + 8 * 2048 + 16 * 2048)
+    # Masks over 150 keys: of a token a byte, and of each of the 8 queries of a key head a byte and two more as numbers.
+    masks = 150 * (1 + 8 * 3)
+    assert parts.activations == 1000 * (36 * 4 * 2048 + layer + 6 * 11008 + 8 * 2048 + 16 * 2048 + masks)
     # Keys in float32 and values in bfloat16: 10 rows of 150 tokens, the prompts' own being gone by then. Besides, 30
     # bytes a logit and the head in bfloat16.
     assert parts.kv_cache == 36 * 256 * 6 * 10 * 150
@@ -94,7 +96,8 @@ def test_parts_by_hand():
     # With engines of vLLM the trainer samples nothing, and one engine is awake while the other's node learns.
     engine = node_memory(shape, settings, 1000, 5, [batch], 151_665, engine=9e9)
     assert (engine.kv_cache, engine.sampler, engine.sampling) == (0, 0, 0)
-    busy = max(1.05 * engine.update + 9e9, 18e9)
+    # Its own is asleep meanwhile, but for 2 GiB.
+    busy = max(1.05 * engine.update + 9e9 + 2 * memory.GIB, 18e9)
     assert memory.gpu_memory([engine, engine]) == pytest.approx(memory.CONTEXT + 2.1 * engine.standing + busy)
 
 
@@ -123,6 +126,7 @@ def test_gpus_by_name():
     for other in ("NVIDIA L40S", "NVIDIA H100 PCIe", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"):  # slower ones
         with pytest.raises(UserError, match=f"unknown GPU '{other}': choose one of a100, h100, h200, l4, t4"):
             cost.gpu_named(other)
+        assert cost.gpu_of_device(other) is None
     shape, batch = shape_of_role("small", "base_small"), Batch(4, 1, 10, 50)
     half, full = node(compute_dtype="bfloat16"), node()
     for gpu in cost.GPUS.values():
@@ -130,7 +134,7 @@ def test_gpus_by_name():
         assert cost.update_seconds(shape, full, 1e6, 1e6, gpu) > cost.update_seconds(
             shape, half, 1e6, 1e6, gpu
         )
-        assert cost.decode_seconds(shape, full, batch, gpu) >= 50 * 30 * cost.LAYER_SECONDS
+        assert cost.decode_seconds(shape, full, batch, "transformers", gpu) >= 50 * 30 * cost.LAYER_SECONDS
     slow, fast = (cost.update_seconds(shape, full, 1e6, 0, cost.GPUS[name]) for name in ("t4", "h100"))
     assert slow / fast == pytest.approx(67 / 8.1, rel=0.01)
 
@@ -163,8 +167,35 @@ def test_cost_by_hand():
     again = cost.update_flops(shape, node(gradient_checkpointing=True), 10, 4, recomputed=True)
     assert again == 8 * matrices * 10 + 6 * 32 * 8 * 4
     # So small a model is bound by launches: 2 layers, 50 steps.
-    assert cost.decode_seconds(shape, node(), Batch(4, 1, 10, 50)) == pytest.approx(50 * 2 * 1e-3)
+    batch = Batch(4, 1, 10, 50)
+    assert cost.decode_seconds(shape, node(), batch, "transformers") == pytest.approx(50 * 2 * 1e-3)
+    # Two of four run in the mean: 4 bytes a weight, 2 x 2 x 4 of them a token for 35 tokens, 30 bytes a logit.
+    read = 4 * (matrices + 32 * 8) + 2 * 35 * (2 * 2 * 4 * 4) + 2 * 32 * 30
+    step = read / 3.35e12 + 2 * 0.14e-3 + 2 * 20e-6
+    assert cost.decode_seconds(shape, node(), batch, "vllm") == pytest.approx(50 * step)
     assert cost.in_batches(10, Batch(4, 1, 10, 50)) == 3 and cost.in_batches(0, Batch(4, 1, 10, 50)) == 0
+
+
+@pytest.mark.parametrize(
+    ("tier", "role", "transformers", "vllm"),
+    [("small_qwen", "base_small", 47.40, 311.55), ("paper", "base_small", 39.68, 183.33), ("paper", "base_large", 30.80, 127.61)],
+)  # fmt: skip
+def test_decoding_takes_what_others_measured(tier, role, transformers, vllm):
+    """Tokens a second of Qwen2.5 0.5B, 1.5B and 3B on an A100, one sequence, bfloat16 (Qwen2.5's speed benchmark)."""
+    shape, settings = shape_of_role(tier, role), node(compute_dtype="bfloat16")
+    for backend, published in (("transformers", transformers), ("vllm", vllm)):
+        seconds = cost.decode_seconds(shape, settings, Batch(1, 1, 1, 2048), backend, cost.GPUS["a100"])
+        assert 2048 / seconds == pytest.approx(published, rel=0.2), backend
+
+
+def test_what_an_engine_takes_up_by_hand():
+    shape, half = shape_of_role("paper", "base_large"), {"compute_dtype": "bfloat16"}
+    assert cost.pushed_bytes(shape, node(**half)) == 2 * 3_085_938_688
+    # An adapter of q and v changes attention's blocks; of all, the MLPs' too.
+    attention, mlp = 2048 * (2048 + 256 + 256 + 2048), 3 * 2048 * 11008
+    assert cost.pushed_bytes(shape, node(lora=Lora(), **half)) == 2 * 36 * attention
+    everything = node(lora=Lora(target_modules="all-linear"))
+    assert cost.pushed_bytes(shape, everything) == 4 * 36 * (attention + mlp)
 
 
 MEASURE = """

@@ -4,6 +4,7 @@ from math import inf, nan
 
 import pytest
 
+import ftis.config
 from ftis.config import RUN_CONFIG, differences, recipe_hash
 from ftis.errors import UserError
 from ftis.method.readings import Readings
@@ -72,6 +73,18 @@ def test_differences_name_the_settings_that_decide_a_result():
     )
     assert "nodes.1.model: absent there, m here" in differences(build(), two())
     assert differences(two(), two(name="y", deadline=5, cap=2)) == ""
+
+
+def test_auto_is_what_samples_here_and_so_is_the_recipe(monkeypatch):
+    for there, samples in ((True, "vllm"), (False, "transformers")):
+        monkeypatch.setattr(ftis.config, "find_spec", lambda _name, there=there: "there" if there else None)
+        auto = build(rollout={"backend": "auto"})
+        assert auto.rollout.backend == samples and auto.needs_vllm == there
+        assert auto == build(rollout={"backend": samples})
+        assert recipe_hash(auto) == recipe_hash(build(rollout={"backend": samples}))
+        assert build().rollout.backend == "transformers"
+    with pytest.raises(UserError, match="rollout.backend: Input should be 'auto', 'transformers' or 'vllm'"):
+        build(rollout={"backend": "llama"})
 
 
 def test_the_recipe_holds_what_decides_the_result_and_nothing_else():

@@ -47,6 +47,7 @@ os.environ.update(
     {
         "PATH": os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", ""),
         "OMP_WAIT_POLICY": "PASSIVE",
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",  # shapes vary, and a GPU's blocks must grow with them
         "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
         "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
         "MALLOC_TOP_PAD_": str(64 << 20),

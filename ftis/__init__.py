@@ -53,7 +53,36 @@ _ROOMS = {
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
 
-__all__ = ["__version__", *sorted(_HOME)]
+__all__ = [
+    "FILTER_RULES",
+    "Far",
+    "KL_ESTIMATORS",
+    "METHODS",
+    "Method",
+    "NoWeight",
+    "Objective",
+    "Policy",
+    "Readings",
+    "RunConfig",
+    "RunFolder",
+    "Suite",
+    "Swarm",
+    "TIS",
+    "Terms",
+    "UserError",
+    "VIS",
+    "Verdict",
+    "evaluate",
+    "grade",
+    "group_advantages",
+    "grpo_loss",
+    "load_policy",
+    "load_run",
+    "read_tidy",
+    "register",
+    "sample",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -243,7 +243,7 @@ def _node(
     )  # fmt: skip
 
 
-def _answer_seconds(tier: str, config: RunConfig, shape: Shape, node: Node, gpu: Gpu) -> float:
+def _answer_seconds(tier: str, config: RunConfig, shape: Shape, node: NodeConfig, gpu: Gpu) -> float:
     """Of answering a tier's tests with a node's model, reading it included."""
     backend = config.rollout.backend
     seconds = cost.load_seconds(shape, FULL, backend)

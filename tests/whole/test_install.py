@@ -26,7 +26,7 @@ def resolve(python, *arguments):
         sys.executable,
     ]
     command += ["--python-version", python, "--python-platform", "x86_64-unknown-linux-gnu", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=300)
     if done.returncode:
         return " ".join(done.stderr.split())
     return dict(line.split("==") for line in done.stdout.split() if "==" in line)
@@ -37,8 +37,9 @@ def index(tmp_path_factory):
     one = tmp_path_factory.mktemp("probe") / "requirements.txt"
     one.write_text("vllm==0.32.0\n")
     found = resolve("3.13", "--no-deps", str(one))
-    if found != {"vllm": "0.32.0"}:
-        pytest.skip(f"no package index can be reached: {found}")
+    if isinstance(found, str) and re.search("network|Failed to fetch|request", found):
+        pytest.skip(f"no package index can be reached: {found[:100]}")
+    assert found == {"vllm": "0.32.0"}
 
 
 def pinned():

@@ -181,15 +181,29 @@ def test_an_adapter_changes_the_blocks_that_it_adapts(folder):
     assert changed == {n for n in base if n.endswith(("q_proj.weight", "down_proj.weight"))}
 
 
-def test_greedy_is_that_of_the_other_backend(folder, sampler):
+# 110 is more than the tokenizer's ids and fewer than the embedding's rows.
+@pytest.mark.parametrize("top_k", [None, 3, 110])
+def test_greedy_is_that_of_the_other_backend(folder, sampler, top_k):
     policy = load_policy(str(folder), device="cpu")
     # Beside one that is drawn, at a temperature that greedy log-probs don't have.
     asked = [replace(r, keys=[None, *r.keys]) for r in requests(policy.tokenizer, samples=1)]
-    ours, theirs = (s.sample(asked, SamplingParams(24, 0.6)) for s in (TransformersSampler(policy), sampler))
+    params = SamplingParams(24, 0.6, top_k)
+    ours, theirs = (s.sample(asked, params) for s in (TransformersSampler(policy), sampler))
     for (one, _), (other, _) in zip(ours, theirs, strict=True):
         assert one.tokens.tolist() == other.tokens.tolist()
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
     assert_logprobs(policy, [r.prompt for r in asked], [drawn for _, drawn in theirs], 0.6)
+
+
+def test_logprobs_of_a_text_are_those_of_a_forward(folder, sampler):
+    policy = load_policy(str(folder), device="cpu")
+    text = policy.tokenizer(PROMPTS[0], add_special_tokens=False).input_ids
+    with torch.no_grad():
+        expected = policy.token_logprobs([text[:1]], [text[1:]])[0][0]
+    for _ in range(2):  # a prompt that is in the cache is read again
+        found = sampler.logprobs(text)
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, expected.numpy(), atol=1e-4)
 
 
 def test_a_key_decides_its_completion(folder, sampler):

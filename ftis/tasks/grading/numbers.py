@@ -1,0 +1,141 @@
+"""GSM8K: the one exact number that an answer states."""
+
+import itertools
+import re
+from fractions import Fraction
+from functools import lru_cache
+
+from ftis.tasks.grading.units import NUMBER_WORDS, SCALES
+
+_PLAIN = re.compile(r"\$?(-?(?:\d{1,18}|[1-9]\d{0,2}(?:,\d{3}){1,5}))(?:\.0{0,4})?")
+_CHARS = str.maketrans(
+    {
+        **dict.fromkeys("\u2212\u2013\u2010\u2011\uff0d\ufe63", "-"),
+        **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff", ""),
+        **dict.fromkeys("\u00a0\u3000\t\r\f\v~`#\x00", " "),
+        **dict.fromkeys("\u2009\u202f\u2007", "\u2009"),
+        **dict.fromkeys("’‘", "'"),
+        **dict.fromkeys("“”", '"'),
+        **dict.fromkeys("≈≅≃", "="),
+        "⁄": "/",
+    }
+)
+_LATEX = [
+    (re.compile(r"\\(?:\$|\{\$\})"), "$"),
+    (re.compile(r"\\%"), "%"),
+    (re.compile(r"^\s*\{(.*)\}[\s.]*$", re.DOTALL), r"\1"),
+    (re.compile(r",\\!|\{,\}"), ","),
+    (re.compile(r"\\[,!](?=\d{3}(?!\d))"), "\u2009"),
+    (re.compile(r"\\[()\[\],;:! ]|\\(?:left|right|quad|displaystyle)(?![a-zA-Z])"), " "),
+    (re.compile(r"\\(?:text|mbox|textbf|mathrm|mathbf|boxed|fbox)\s*\{([^{}]*)\}"), r" \1 "),
+    (re.compile(r"\\[dtc]?frac\s*\{(\d+)\}\s*\{(\d+)\}"), r" \1/\2 "),
+    (re.compile(r"\\approx(?![a-zA-Z])"), "="),
+    (re.compile(r"\^\s*(?:\{\s*)?\\circ\s*\}?"), "°"),
+]
+_SPACES = re.compile(r"\s+")
+_DIGITS = re.compile(r"\.?\d(?:[\d.,\u2009]*\d)?(?:[eE][+-]?\d{1,2}(?!\w))?")
+_GROUPED = re.compile(
+    r"(?:[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d{0,2}(?:\u2009\d{3})+|\d+)(?:\.\d+)?(?:[eE][+-]?\d{1,2})?|\.\d+"
+)
+_UNIT_POWER = re.compile(r"(?<=[A-Za-z])(?:\^\{?[23]\}?|[²³])")
+_LEAD = re.compile(  # what stands before the number: words, a sign, a currency
+    r"(?P<words>.*?)(?P<space>\s*)(?P<minus>\b(?:negative|minus) +)?(?P<sign>[+-]?)(?P<gap> *)"
+    r"(?P<money>(?:US|CA|AU)?[$£€¥₹] *|\b(?:USD|EUR|GBP|INR|Rs\.?) *|)(?P<inner>[+-]?)",
+    re.IGNORECASE | re.DOTALL,
+)
+_BEFORE = re.compile(r"(?:[A-Za-z'\",.:()°\[\] ]|\n|(?<=[A-Za-z])-(?=[A-Za-z]))*")
+_AFTER = re.compile(
+    r"(?P<scale>[kK](?![\w])|[ -]?(?:hundred|thousand|million|billion|trillion)s?(?![a-z]))?"
+    r"(?![XYZNxyzn](?![A-Za-z]))(?![MB](?![A-Za-z]))"
+    r" *[%¢°$£€¥₹]?(?:[A-Za-z'\",.:;()°%¢$\[\] ]|\n"
+    r"|(?<=[A-Za-z\d$%])(?:-(?=[A-Za-z]{2})|/(?=[A-Za-z])))*"
+)
+_SPOILER = re.compile(  # what makes one number no answer: alternatives, denials, bounds, further numbers
+    rf"\b(?:or|nor|not|never|cannot|either|neither|maybe|perhaps|possibly|unless|between|unknown|"
+    rf"{NUMBER_WORDS})\b|n't\b|\band (?:a|one) |[<>≤≥≠!?^_]"
+    r"|\b(?:than|at least|at most|up to|over|under|above|below|nearly|almost) [$£€]?\d"
+    r"|\d (?:squared|cubed|factorial)\b",
+    re.IGNORECASE,
+)
+_SCALE = {"k": 1000, **SCALES}
+_JOINTS = re.compile(r"[,;\n](?!\d{3}(?!\d))|\b(?:and|so|then)\b")
+_BARE = re.compile(r"\s*(-?)\s*[$£€]?\s*(\d[\d,]*(?:\.\d+)?)\s*%?\s*")
+
+
+@lru_cache(maxsize=8192)
+def read_number(text: str) -> tuple[Fraction | int | None, str]:
+    r"""(the one number that an answer states, "") or (None, reason).
+
+    Reads a sign, a currency, thousands commas, decimals, a percent sign (dropped, as GSM8K's golds drop
+    it), unit words, a phrase around the number, the end of an equation chain, and a fraction in lowest
+    terms. Two numbers, an unevaluated operation, a bound ("at least 18"), a denial or an alternative state
+    none. Examples: "$1,234.50" -> 1234.5; "9+9=18" -> 18; "18 eggs per day" -> 18; "9+9", "18 or 20",
+    "1,23" -> none.
+    """
+    plain = _PLAIN.fullmatch(text)
+    if plain:
+        return int(plain[1].replace(",", "")), ""
+    text = text.translate(_CHARS).replace("**", " ").strip(" *")
+    if "\\" in text or "{" in text or "$" in text:
+        for pattern, new in _LATEX:
+            text = pattern.sub(new, text)
+    if text.count("$") > 1:  # maths mode; money signs more than once change nothing either
+        text = re.sub(r"(?<=\d)\$+(?=\d)", " ", text).replace("$", "")
+    # Patterns below with several optional spaces in a row would try every way to share a long run among them.
+    text = _SPACES.sub(_one_space, text)
+    sides = re.split(r"==?", text)
+    sides[-1] = _UNIT_POWER.sub("", sides[-1])
+    if any(_SPOILER.search(side) for side in sides):
+        return None, "hedged"
+    if any(_JOINTS.search(side) or not side.strip() for side in sides[1:-1]):
+        return None, "hedged"
+    bare = [
+        match and Fraction((match[1] + match[2]).replace(",", "")) for match in map(_BARE.fullmatch, sides)
+    ]
+    if any(
+        left is not None and right is not None and left != right for left, right in itertools.pairwise(bare)
+    ):
+        return None, "contradiction"
+    return _one_number(sides[-1].strip())
+
+
+def _one_space(run: re.Match) -> str:
+    """One character for a run of white space: a line's end, a thousands mark that stands alone, or a space."""
+    return "\n" if "\n" in run[0] else run[0] if run[0] == "\u2009" else " "
+
+
+def _one_number(text: str) -> tuple[Fraction | int | None, str]:
+    """The number of a phrase that holds exactly one; `1 1/2` and `1/2` are one number, `36/2` is work."""
+    runs = list(_DIGITS.finditer(text))
+    if not runs:
+        return None, "no_number"
+    gaps = [text[a.end() : b.start()] for a, b in itertools.pairwise(runs)]
+    fraction = bool(gaps) and gaps[-1].strip() == "/" and all(run[0].isdigit() for run in runs)
+    if len(runs) > 1 and not (fraction and (len(runs) == 2 or len(runs) == 3 and gaps[0].isspace())):
+        return None, "many_numbers"
+    if not all(_GROUPED.fullmatch(run[0]) and len(run[0]) < 400 for run in runs):
+        return None, "bad_number"
+    if fraction:
+        top, bottom = int(runs[-2][0]), int(runs[-1][0])
+        if bottom < 2 or Fraction(top, bottom).denominator != bottom or len(runs) == 3 and top > bottom:
+            return None, "work"
+        value = Fraction(top, bottom) + (int(runs[0][0]) if len(runs) == 3 else 0)
+    else:
+        value = Fraction(runs[0][0].replace(",", "").replace("\u2009", ""))
+    lead, tail = _LEAD.fullmatch(text[: runs[0].start()]), _AFTER.fullmatch(text, runs[-1].end())
+    words, signs = lead["words"], (lead["minus"] or "")[:1] + lead["sign"] + lead["inner"]
+    # "total - 18" may hold a dash or a minus, "x18" and "2-18" hold no number of their own
+    apart = not words or lead["space"] or words[-1] in ":([\"'"
+    dash = lead["sign"] and lead["gap"] and words and words[-1] not in ":("
+    if tail is None or not apart or dash or len(signs) > 1 or not _BEFORE.fullmatch(words):
+        return None, "work"
+    if tail["scale"]:
+        value *= _SCALE[tail["scale"].strip(" -").lower().removesuffix("s")]
+    return (value if signs in ("", "+") else -value), ""
+
+
+def gold_number(gold: str) -> Fraction | int:
+    value, _ = read_number(gold.rpartition("####")[2].strip())
+    if value is None:
+        raise ValueError(f"gold {gold[:60]!r} is no number, which a GSM8K gold must be")
+    return value

@@ -14,8 +14,8 @@ import re
 
 from ftis.tasks.grading.algebra import readable
 from ftis.tasks.grading.clean import Unreadable, clean, squeeze
-from ftis.tasks.grading.tree import Node, letters, parse
-from ftis.tasks.grading.units import UNITS
+from ftis.tasks.grading.tree import Node, asks_for_sum, latex_of, letters, parse
+from ftis.tasks.grading.units import UNITS, is_word
 from ftis.tasks.grading.values import plain_number
 
 
@@ -46,16 +46,24 @@ def compare(gold: str, answer: str, algebra=None) -> tuple[bool, str]:
 
 
 def read_gold(gold: str) -> tuple[str, Node | None]:
-    """A gold cleaned, and its tree; None for text: a bracketed choice letter, or a word of two letters or more.
+    r"""A gold cleaned, and its tree; None for text: a bracketed choice letter, or words.
+
+    Letters are words in `\text{}`, or if they read as such (`even`); others are a product (`xy`).
 
     Raises Unreadable for a gold that no answer can equal.
     """
-    gold = clean(gold)
+    raw, gold = gold, clean(gold)
     if not gold:
         raise Unreadable("empty")
-    if re.fullmatch(r"\(?[A-Z]\)|[A-Za-z][a-z]+(?:[ -][A-Za-z]+)*", gold):
+    if re.fullmatch(r"\(?[A-Z]\)", gold):
+        return gold, None
+    words = re.fullmatch(r"[A-Za-z][a-z]+(?:[ -][A-Za-z]+)*", gold) and gold.lower() != "empty set"
+    if words and (_IN_TEXT.search(raw) or all(map(is_word, re.split("[ -]", gold)))):
         return gold, None
     return gold, parse(gold)
+
+
+_IN_TEXT = re.compile(r"\\(?:text|mbox|hbox|mathrm|operatorname)")
 
 
 def _same_words(gold: str, answer: str) -> bool:
@@ -64,6 +72,14 @@ def _same_words(gold: str, answer: str) -> bool:
     if gold.endswith(")"):
         return plain.strip("()").strip() == gold.strip("()")
     return re.sub(r"^(?:an?|the) ", "", plain.lower()) == re.sub(r"^(?:an?|the) ", "", gold.lower())
+
+
+_ALIKE = ({"list", "set", "either"}, {"union", "either"})
+
+
+def _variable(name: str) -> str:
+    """A name without its index: x for x_1."""
+    return name.partition("_")[0]
 
 
 def _same(gold: Node, answer: Node, algebra) -> bool:
@@ -79,7 +95,9 @@ def _same(gold: Node, answer: Node, algebra) -> bool:
         return _same(gold, answer.parts[0], algebra)
     if {gold.kind, answer.kind} <= {"number", "atom", "opaque"}:
         return _same_value(gold, answer, algebra)
-    if gold.kind != answer.kind and {gold.kind, answer.kind} != {"list", "set"}:
+    if answer.kind == "equation" != gold.kind and asks_for_sum(answer):
+        return _same(gold, answer.parts[1], algebra)
+    if gold.kind != answer.kind and not any({gold.kind, answer.kind} <= kinds for kinds in _ALIKE):
         return False
     if gold.kind == "equation":
         return _same_line(gold.parts, answer.parts, algebra)
@@ -87,6 +105,11 @@ def _same(gold: Node, answer: Node, algebra) -> bool:
         return False
     if gold.kind in ("seq", "matrix", "determinant"):
         return all(_same(g, a, algebra) for g, a in zip(gold.parts, answer.parts, strict=True))
+    names = [
+        {_variable(part.value) for part in node.parts if part.kind == "assign"} for node in (gold, answer)
+    ]
+    if max(map(len, names)) > 1 and not all(names):
+        return False  # x=1, y=-2 are no two values of one variable
     left = list(answer.parts)  # equality is an equivalence, so first come, first matched is enough
     for part in gold.parts:
         found = next((i for i, other in enumerate(left) if _same(part, other, algebra)), None)
@@ -124,10 +147,3 @@ def _same_line(gold: tuple[Node, ...], answer: tuple[Node, ...], algebra) -> boo
     if algebra is None:
         raise NeedsAlgebra
     return algebra(*sides, "line")
-
-
-def latex_of(node: Node) -> str:
-    if node.kind == "number":
-        top, bottom = node.value.numerator, node.value.denominator
-        return f"{top}" if bottom == 1 else rf"\frac{{{top}}}{{{bottom}}}"
-    return node.value

@@ -5,7 +5,14 @@ import re
 from fractions import Fraction
 from functools import lru_cache
 
-from ftis.tasks.grading.units import NUMBER_WORDS, SCALES
+from ftis.tasks.grading.units import (
+    NUMBER_WORD,
+    NUMBER_WORDS,
+    SCALES,
+    VULGAR_FRACTIONS,
+    number_words,
+    vulgar_fraction,
+)
 
 _PLAIN = re.compile(r"\$?(-?(?:\d{1,18}|[1-9]\d{0,2}(?:,\d{3}){1,5}))(?:\.0{0,4})?")
 _CHARS = str.maketrans(
@@ -17,10 +24,13 @@ _CHARS = str.maketrans(
         **dict.fromkeys("’‘", "'"),
         **dict.fromkeys("“”", '"'),
         **dict.fromkeys("≈≅≃", "="),
+        **dict.fromkeys("⋅·∙", "×"),
+        **{chr(code): f" {vulgar_fraction(chr(code))} " for code in VULGAR_FRACTIONS},
         "⁄": "/",
     }
 )
 _LATEX = [
+    (re.compile(r"\\times|\\cdot(?![a-zA-Z])"), "×"),
     (re.compile(r"\\(?:\$|\{\$\})"), "$"),
     (re.compile(r"\\%"), "%"),
     (re.compile(r"^\s*\{(.*)\}[\s.]*$", re.DOTALL), r"\1"),
@@ -28,36 +38,76 @@ _LATEX = [
     (re.compile(r"\\[,!](?=\d{3}(?!\d))"), "\u2009"),
     (re.compile(r"\\[()\[\],;:! ]|\\(?:left|right|quad|displaystyle)(?![a-zA-Z])"), " "),
     (re.compile(r"\\(?:text|mbox|textbf|mathrm|mathbf|boxed|fbox)\s*\{([^{}]*)\}"), r" \1 "),
-    (re.compile(r"\\[dtc]?frac\s*\{(\d+)\}\s*\{(\d+)\}"), r" \1/\2 "),
+    (re.compile(r"\\[dtc]?frac\s*(?:\{(\d+)\}|(\d))\s*(?:\{(\d+)\}|(\d))"), r" \1\2/\3\4 "),
     (re.compile(r"\\approx(?![a-zA-Z])"), "="),
     (re.compile(r"\^\s*(?:\{\s*)?\\circ\s*\}?"), "°"),
 ]
 _SPACES = re.compile(r"\s+")
+_POWERS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
+_POWER = r"(?:\^ ?(?:\{ ?([+-]?\d{1,2}) ?\}|\(([+-]?\d{1,2})\)|([+-]?\d{1,2}))|([⁻⁺⁰¹²³⁴⁵⁶⁷⁸⁹]{1,3}))"
+_SPELLED = [  # one spelling for what is a single number
+    # 1.2 × 10^6
+    (
+        re.compile(rf"(?<![\d.,])([1-9](?:\.\d+)?) ?[×*x] ?10 ?{_POWER}(?![\d.])"),
+        lambda m: f"{m[1]}e{(m[2] or m[3] or m[4] or m[5]).translate(_POWERS)}",
+    ),
+    # 1 234, in whole groups
+    (
+        re.compile(r"(?<![\d.,/:\u2009])([1-9]\d{0,2})((?: \d{3})+)(?![\d\u2009]|[,:]\d| ?/| \d)"),
+        lambda m: m[1] + m[2].replace(" ", "\u2009"),
+    ),
+    # 5 and 1/2, 5 and a half
+    (re.compile(r"(?<=\d) and (?=\d+/\d)"), " "),
+    (re.compile(r"(?<=\d) and (?:a|one)[ -]half\b"), " 1/2"),
+    (re.compile(r"(?<=\d) and (?:a|one)[ -](?:quarter|fourth)\b"), " 1/4"),
+    (re.compile(r"(?<=\d) and three[ -](?:quarter|fourth)s\b"), " 3/4"),
+    # a dash between words and the number; 18 eggs!
+    (re.compile(r"(?<=[A-Za-z\d]) — |(?<=[A-Za-z])—(?=[A-Za-z\d$])|(?<=[A-Za-z]) -{2,3} "), ": "),
+    (re.compile(r"(?<=[A-Za-z]{2})!+(?![\w!])"), "."),
+    # 18 (eighteen), eighteen (18)
+    (
+        re.compile(r"(?<![\d.,])(\d[\d,]*) ?\(([A-Za-z]+(?:[ -][A-Za-z]+)*)\)"),
+        lambda m: m[1] if m[1].replace(",", "") == str(number_words(m[2])) else m[0],
+    ),
+    (
+        re.compile(rf"\b({NUMBER_WORD}(?:[ -](?:and )?{NUMBER_WORD})*) ?\((\d[\d,]*)\)", re.IGNORECASE),
+        lambda m: m[2] if m[2].replace(",", "") == str(number_words(m[1])) else m[0],
+    ),
+]
 _DIGITS = re.compile(r"\.?\d(?:[\d.,\u2009]*\d)?(?:[eE][+-]?\d{1,2}(?!\w))?")
 _GROUPED = re.compile(
     r"(?:[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d{0,2}(?:\u2009\d{3})+|\d+)(?:\.\d+)?(?:[eE][+-]?\d{1,2})?|\.\d+"
 )
 _UNIT_POWER = re.compile(r"(?<=[A-Za-z])(?:\^\{?[23]\}?|[²³])")
+_MONEY = "$£€¥₹₩₱₫₽฿₦₺₴₪"
+_CODES = "USD|EUR|GBP|INR|CAD|AUD|NZD|CHF|JPY|CNY|RMB|MXN|SGD|HKD|PHP|KRW|BRL|ZAR|SEK|NOK|DKK|PKR|NGN"
 _LEAD = re.compile(  # what stands before the number: words, a sign, a currency
     r"(?P<words>.*?)(?P<space>\s*)(?P<minus>\b(?:negative|minus) +)?(?P<sign>[+-]?)(?P<gap> *)"
-    r"(?P<money>(?:US|CA|AU)?[$£€¥₹] *|\b(?:USD|EUR|GBP|INR|Rs\.?) *|)(?P<inner>[+-]?)",
+    rf"(?P<money>(?:\b(?:US|CA|AU|NZ|HK|NT|MX|[ACSR]))?[{_MONEY}] *|\b(?:{_CODES}|Rs\.?) *|)(?P<inner>[+-]?)",
     re.IGNORECASE | re.DOTALL,
 )
 _BEFORE = re.compile(r"(?:[A-Za-z'\",.:()°\[\] ]|\n|(?<=[A-Za-z])-(?=[A-Za-z]))*")
+_SCALE_WORD = rf"[ -]?(?i:{'|'.join(SCALES)})s?(?![A-Za-z])"
 _AFTER = re.compile(
-    r"(?P<scale>[kK](?![\w])|[ -]?(?:hundred|thousand|million|billion|trillion)s?(?![a-z]))?"
-    r"(?![XYZNxyzn](?![A-Za-z]))(?![MB](?![A-Za-z]))"
-    r" *[%¢°$£€¥₹]?(?:[A-Za-z'\",.:;()°%¢$\[\] ]|\n"
+    rf"(?P<scale>[kK](?!\w)|(?: ?(?:M|B|[MmBb]n|MN|BN|mln|mil)(?!\w))|(?:{_SCALE_WORD})+)?"
+    r"(?![XYZNxyzn](?![A-Za-z]))(?! ?[MBKTkb](?![A-Za-z]))"
+    rf" *[%¢°{_MONEY}]?(?:[A-Za-z'\",.:;()°%¢$\[\] ]|\n"
     r"|(?<=[A-Za-z\d$%])(?:-(?=[A-Za-z]{2})|/(?=[A-Za-z])))*"
 )
 _SPOILER = re.compile(  # what makes one number no answer: alternatives, denials, bounds, further numbers
-    rf"\b(?:or|nor|not|never|cannot|either|neither|maybe|perhaps|possibly|unless|between|unknown|"
+    rf"\b(?:or|nor|not|never|cannot|either|neither|maybe|perhaps|possibly|unless|between|unknown|itself|"
     rf"{NUMBER_WORDS})\b|n't\b|\band (?:a|one) |[<>≤≥≠!?^_]"
     r"|\b(?:than|at least|at most|up to|over|under|above|below|nearly|almost) [$£€]?\d"
-    r"|\d (?:squared|cubed|factorial)\b",
+    # a function of the number
+    r"|\b(?:twice|thrice|doubled?|tripled?|quadruple|times|plus|multiplied by|divided by|sqrt|log|ln|sin|cos|tan|exp"
+    r"|abs|floor|ceil|round|(?:roots?|squares?|cubes?|reciprocal|inverse|opposite|factorial|multiples?|divisors?"
+    r"|factors?|fraction|third|quarter|fourth|fifth|tenth|percent)(?: of)?(?: the)?(?: number)?) [$£€]?-?\d"
+    r"|\d[A-Za-z $%]* (?:squared|cubed|factorial|doubled|tripled|halved|twice|thrice|plus|minus|divided|multiplied"
+    r"|mod|modulo)\b"
+    r"|\d ?(?:lakhs?|crores?|tens)\b",
     re.IGNORECASE,
 )
-_SCALE = {"k": 1000, **SCALES}
+_SCALE = {"k": 10**3, "m": 10**6, "mn": 10**6, "mln": 10**6, "mil": 10**6, "b": 10**9, "bn": 10**9, **SCALES}
 _JOINTS = re.compile(r"[,;\n](?!\d{3}(?!\d))|\b(?:and|so|then)\b")
 _BARE = re.compile(r"\s*(-?)\s*[$£€]?\s*(\d[\d,]*(?:\.\d+)?)\s*%?\s*")
 
@@ -66,7 +116,7 @@ _BARE = re.compile(r"\s*(-?)\s*[$£€]?\s*(\d[\d,]*(?:\.\d+)?)\s*%?\s*")
 def read_number(text: str) -> tuple[Fraction | int | None, str]:
     r"""(the one number that an answer states, "") or (None, reason).
 
-    Reads a sign, a currency, thousands commas, decimals, a percent sign (dropped, as GSM8K's golds drop
+    Reads a sign, a currency, thousands commas or spaces, decimals, scientific notation, a percent sign (dropped, as GSM8K's golds drop
     it), unit words, a phrase around the number, the end of an equation chain, and a fraction in lowest
     terms. Two numbers, an unevaluated operation, a bound ("at least 18"), a denial or an alternative state
     none. Examples: "$1,234.50" -> 1234.5; "9+9=18" -> 18; "18 eggs per day" -> 18; "9+9", "18 or 20",
@@ -83,6 +133,8 @@ def read_number(text: str) -> tuple[Fraction | int | None, str]:
         text = re.sub(r"(?<=\d)\$+(?=\d)", " ", text).replace("$", "")
     # Patterns below with several optional spaces in a row would try every way to share a long run among them.
     text = _SPACES.sub(_one_space, text)
+    for pattern, new in _SPELLED:
+        text = pattern.sub(new, text)
     sides = re.split(r"==?", text)
     sides[-1] = _UNIT_POWER.sub("", sides[-1])
     if any(_SPOILER.search(side) for side in sides):
@@ -125,12 +177,14 @@ def _one_number(text: str) -> tuple[Fraction | int | None, str]:
     lead, tail = _LEAD.fullmatch(text[: runs[0].start()]), _AFTER.fullmatch(text, runs[-1].end())
     words, signs = lead["words"], (lead["minus"] or "")[:1] + lead["sign"] + lead["inner"]
     # "total - 18" may hold a dash or a minus, "x18" and "2-18" hold no number of their own
-    apart = not words or lead["space"] or words[-1] in ":([\"'"
+    called = words[-1:] in ("(", "[") and words[-2:-1].isalpha()  # sqrt(81)
+    apart = not words or lead["space"] or words[-1] in ":([\"'" and not called
     dash = lead["sign"] and lead["gap"] and words and words[-1] not in ":("
     if tail is None or not apart or dash or len(signs) > 1 or not _BEFORE.fullmatch(words):
         return None, "work"
     if tail["scale"]:
-        value *= _SCALE[tail["scale"].strip(" -").lower().removesuffix("s")]
+        for word in re.split("[ -]", tail["scale"].strip(" -").lower()):  # 5 hundred thousand
+            value *= _SCALE[word.removesuffix("s")]
     return (value if signs in ("", "+") else -value), ""
 
 

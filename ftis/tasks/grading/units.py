@@ -1,6 +1,7 @@
 """Words beside a number: units, scales, number words, and words that make it no answer."""
 
 import re
+import unicodedata
 
 
 def spellings(lines: str) -> dict[str, str]:
@@ -12,8 +13,41 @@ def spellings(lines: str) -> dict[str, str]:
 NUMBER_WORDS = (
     "zero|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|thirteen|fourteen|fifteen|"
     "sixteen|seventeen|eighteen|nineteen|twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety|half|"
-    "halves|thirds|fourths|fifths|tenths|hundredths|thousandths"
+    "halves|thirds|fourths|fifths|tenths|hundredths|thousandths|"
+    "sixths|sevenths|eighths|ninths|twelfths|twentieths"
 )
+_DIGIT_WORDS = NUMBER_WORDS.split("|")[: NUMBER_WORDS.split("|").index("half")]
+_VALUES = {"one": 1, "hundred": 100, "thousand": 1000, "million": 10**6} | dict(
+    zip(_DIGIT_WORDS, [0, *range(2, 21), *range(30, 100, 10)], strict=True)
+)
+NUMBER_WORD = rf"(?:{'|'.join(_VALUES)})"
+
+
+def number_words(text: str) -> int | None:
+    """The value of an English number below a thousand million: `one hundred and twenty-five`; else None."""
+    total = group = 0
+    words = re.split("[ -]", text.lower().replace(" and ", " "))
+    if any(word not in _VALUES for word in words):
+        return None
+    for word in words:
+        value = _VALUES[word]
+        if value < 100:
+            group += value
+        elif value == 100:
+            group *= 100
+        else:
+            total, group = total + group * value, 0
+    return total + group
+
+
+VULGAR_FRACTIONS = (*range(0xBC, 0xBF), *range(0x2150, 0x215F))  # code points of ½ and its like
+
+
+def vulgar_fraction(char: str) -> str:
+    """`1/2` for ½."""
+    return unicodedata.normalize("NFKC", char).replace("⁄", "/")
+
+
 HEDGE = re.compile(
     rf"\b(?:{NUMBER_WORDS}|squared|cubed|factorial|plus|minus|times|or|nor|and|not|never|cannot|no|maybe|"
     r"perhaps|possibly|unless|except|either|neither|if|than|least|most|between)\b|n't|\?",
@@ -33,7 +67,8 @@ inch: in, inche
 foot: ft, feet
 yard: yd
 mile: mi
-mph: mile per hour, mile/hour
+mile/hour: mph
+km/hour: kph, kmh, kmph
 second: s, sec
 minute: min
 hour: h, hr
@@ -47,16 +82,140 @@ ml: milliliter, millilitre""") | {
 }
 SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 UNIT_NAMES = frozenset(UNITS.values())
-_TAIL = re.compile(  # one piece of a unit at the end of an answer
-    r"\s*(?:\\text\{([^{}\\\d]*)\}|(\^\\circ\s*[CF]?(?![a-zA-Z]))|(\\?[%$]|¢)"
-    r"|(?<![\\a-zA-Z])([A-Za-z][A-Za-z. /]++(?<=[A-Za-z.])))"
-    r"(\^\s*\{?\s*\d\s*\}?)?$"
+# Words behind a number that change it, bound it or take it back; a word of these makes no count.
+NO_COUNT = re.compile(
+    r"\b(?:base|mod|modulo|binary|octal|decimal|hexadecimal|dozens?|gross|lakhs?|crores?|tens|hundreds?|thousands?|"
+    r"[mbtr]illions?|roots?|power|inverse|reciprocal|doubled|tripled|halved|raised|wrong|incorrect|false|invalid|"
+    r"impossible|undefined|unknown|none|nothing|about|approx\w*|roughly|around|nearly|almost|over|under|above|"
+    r"below|more|fewer|less|greater|larger|smaller|higher|lower|probably|likely|unsure|uncertain|guess|assum\w*|"
+    r"infinit\w*|remainder|quarters?|(?:six|seven|eigh|nin|eleven|twelf|\w+teen|\w+tie)ths?|third|fourth|fifth|tenth|"
+    r"alpha|beta|gamma|delta|theta|lambda|sigma|omega|zeta|kappa|epsilon|cosh|sinh|tanh|sine|cosine|tangent)\b",
+    re.IGNORECASE,
 )
+_SMALL_WORDS = frozenset(
+    [
+        "a",
+        "all",
+        "an",
+        "any",
+        "are",
+        "as",
+        "at",
+        "be",
+        "by",
+        "can",
+        "do",
+        "each",
+        "for",
+        "from",
+        "has",
+        "he",
+        "her",
+        "his",
+        "in",
+        "is",
+        "it",
+        "its",
+        "left",
+        "of",
+        "on",
+        "one",
+        "our",
+        "per",
+        "she",
+        "that",
+        "the",
+        "them",
+        "they",
+        "this",
+        "to",
+        "was",
+        "way",
+        "we",
+        "with",
+    ]
+)
+_SHORT_WORDS = frozenset(
+    [
+        "yes",
+        "no",
+        "odd",
+        "may",
+        "mon",
+        "tue",
+        "wed",
+        "thu",
+        "fri",
+        "sat",
+        "age",
+        "bag",
+        "bar",
+        "bee",
+        "box",
+        "boy",
+        "bus",
+        "cab",
+        "can",
+        "car",
+        "cat",
+        "cop",
+        "cow",
+        "cup",
+        "day",
+        "dog",
+        "ear",
+        "egg",
+        "end",
+        "eye",
+        "fox",
+        "gap",
+        "hat",
+        "hen",
+        "hit",
+        "hop",
+        "jar",
+        "job",
+        "key",
+        "kid",
+        "lap",
+        "leg",
+        "log",
+        "man",
+        "map",
+        "men",
+        "mug",
+        "net",
+        "nut",
+        "one",
+        "pan",
+        "pen",
+        "pet",
+        "pie",
+        "pig",
+        "pin",
+        "pot",
+        "rat",
+        "ray",
+        "row",
+        "set",
+        "son",
+        "sum",
+        "tie",
+        "toy",
+        "van",
+        "way",
+        "win",
+    ]
+)
+_ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 
 
 def unit_name(words: str) -> str:
     """Plain name of a unit: `square centimeters` -> `cm^2`; unknown words stay, lower case, singular."""
     words = " ".join(re.sub(r"[.\\\\]", "", words.lower()).split())
+    ratio = re.split(r" ?/ ?| per ", words)
+    if len(ratio) > 1 and all(ratio):
+        return "/".join(map(unit_name, ratio))
     power = ""
     if match := re.match(r"(square|sq|cubic|cu) (?=\w)", words):
         power, words = ("^2" if match[1][0] == "s" else "^3"), words[match.end() :]
@@ -64,32 +223,33 @@ def unit_name(words: str) -> str:
     return UNITS.get(words, UNITS.get(singular, singular)) + power
 
 
-def split_unit(text: str) -> tuple[str, str, int]:
-    r"""(value, unit name or "", scale): `\$2 \text{ million}` -> ("2", "dollar", 10**6).
+def is_unit(name: str) -> bool:
+    """Whether a name is that of a known unit, or of a ratio of known ones."""
+    return all(part.removesuffix("^2").removesuffix("^3") in UNIT_NAMES for part in name.split("/"))
 
-    A bare word is a unit only if it is a known one; words inside `\text{}` always are, unless they hedge.
+
+def is_word(word: str) -> bool:
+    """Whether letters can't be a product of variables: four or more with a vowel (`abcd` isn't), or known ones."""
+    if word.lower() in _SHORT_WORDS or len(word) > 1 and unit_name(word) in UNIT_NAMES:
+        return True
+    word = word[:1].lower() + word[1:]
+    return len(word) > 3 and word.islower() and bool(re.search("[aeiouy]", word)) and word not in _ALPHABET
+
+
+def names_things(words: str) -> bool:
+    """Whether words behind a number say what is counted (`ways`, `positive integers`) and leave its value alone."""
+    if HEDGE.search(words) or NO_COUNT.search(words):
+        return False
+    parts = re.split(r"[ .'-]+", words.strip(" ."))
+    return all(is_word(part) or part.lower() in _SMALL_WORDS for part in parts) and any(map(is_word, parts))
+
+
+def beside(words: str) -> str:
+    r"""What of the words behind a maths segment says something about its value: a unit, a scale; " " if nothing does.
+
+    "" if they may change the value in a way that isn't read (`$5$ dozen`).
     """
-    units, scale = [], 1
-    if match := re.match(r"([+-]?)\s*(?:\\text\{\s*)?(\\?\$|[£€¥₹])(?:\s*\})?\s*", text):
-        units.append(unit_name(match[2]))
-        text = match[1] + text[match.end() :]
-    for _ in range(4):  # pieces: "million", "dollars", "per day"
-        match = _TAIL.search(text)
-        if match is None or not text[: match.start()].strip():
-            break
-        words, degrees, sign, bare, power = match.groups()
-        if degrees:
-            name = f"degree {degrees[6:].strip().lower()}".strip()
-        else:
-            name = unit_name(words if words is not None else sign or bare)
-        if words and (HEDGE.search(words) or not re.fullmatch(r"[A-Za-z .,/'()\-¢°:]*", words)):
-            break
-        known = name in SCALES or name in UNIT_NAMES or name.endswith(("^2", "^3"))
-        if bare is not None and (not known or len(bare) < 2):
-            break
-        text = text[: match.start()]
-        if name in SCALES:
-            scale *= SCALES[name]
-        elif name:
-            units.append(name + (f"^{re.search(r'[0-9]', power)[0]}" if power else ""))
-    return text.strip(), " ".join(reversed(units)), scale
+    first, _, _ = words.partition(" ")
+    if is_unit(unit_name(words)) or unit_name(first) in SCALES:
+        return words
+    return "" if NO_COUNT.match(words) else " "

@@ -102,7 +102,7 @@ _MODIFIED = re.compile(  # twice $6$, the square root of $6$
 )
 _WORDS = re.compile(r"[A-Za-z ,.:;'\"()\-]*")
 _LEAD_IN = re.compile(
-    r"(?:[A-Za-z' ,]*\b(?:is|are|equals|be)\b|(?:the |final |my )*(?:answer|result))\s*:?\s+(?=\S)"
+    r"(?:[A-Za-z' ,]*\b(?:is|are|equals|be|have|has|get|gets|obtain|find|gives?|takes?|needs?)\b|(?:the |final |my )*(?:answer|result))\s*:?\s+(?=\S)"
     r"|answer\s*:\s*",
     re.IGNORECASE,
 )

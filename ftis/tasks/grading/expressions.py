@@ -152,8 +152,7 @@ class _Reader:
             if self.token in ("^", "**", "!"):
                 raise Unreadable("unreadable")
         elif self.skip("!"):
-            factorial = sympy.factorial2 if self.skip("!") else sympy.factorial
-            base = factorial(base, evaluate=False)
+            base = sympy.factorial2(base) if self.skip("!") else sympy.factorial(base, evaluate=False)
             if self.token in ("^", "**", "!"):
                 raise Unreadable("unreadable")
         return base

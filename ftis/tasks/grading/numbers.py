@@ -74,6 +74,7 @@ _SPELLED = [  # one spelling for what is a single number
         lambda m: m[2] if m[2].replace(",", "") == str(number_words(m[1])) else m[0],
     ),
 ]
+_SPELLED_HINT = re.compile(r"\d (?:\d|and)|[(!—×]|--|10 ?[\^⁰¹²³⁴⁵⁶⁷⁸⁹⁻]")  # most answers need none of these
 _DIGITS = re.compile(r"\.?\d(?:[\d.,\u2009]*\d)?(?:[eE][+-]?\d{1,2}(?!\w))?")
 _GROUPED = re.compile(
     r"(?:[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d{0,2}(?:\u2009\d{3})+|\d+)(?:\.\d+)?(?:[eE][+-]?\d{1,2})?|\.\d+"
@@ -94,19 +95,98 @@ _AFTER = re.compile(
     rf" *[%¢°{_MONEY}]?(?:[A-Za-z'\",.:;()°%¢$\[\] ]|\n"
     r"|(?<=[A-Za-z\d$%])(?:-(?=[A-Za-z]{2})|/(?=[A-Za-z])))*"
 )
-_SPOILER = re.compile(  # what makes one number no answer: alternatives, denials, bounds, further numbers
-    rf"\b(?:or|nor|not|never|cannot|either|neither|maybe|perhaps|possibly|unless|between|unknown|itself|"
-    rf"{NUMBER_WORDS})\b|n't\b|\band (?:a|one) |[<>≤≥≠!?^_]"
-    r"|\b(?:than|at least|at most|up to|over|under|above|below|nearly|almost) [$£€]?\d"
-    # a function of the number
-    r"|\b(?:twice|thrice|doubled?|tripled?|quadruple|times|plus|multiplied by|divided by|sqrt|log|ln|sin|cos|tan|exp"
-    r"|abs|floor|ceil|round|(?:roots?|squares?|cubes?|reciprocal|inverse|opposite|factorial|multiples?|divisors?"
-    r"|factors?|fraction|third|quarter|fourth|fifth|tenth|percent)(?: of)?(?: the)?(?: number)?) [$£€]?-?\d"
-    r"|\d[A-Za-z $%]* (?:squared|cubed|factorial|doubled|tripled|halved|twice|thrice|plus|minus|divided|multiplied"
-    r"|mod|modulo)\b"
-    r"|\d ?(?:lakhs?|crores?|tens)\b",
-    re.IGNORECASE,
+# What makes one number no answer: alternatives, denials and further numbers; bounds, and functions of the number.
+_DENIALS = (
+    "or nor not never cannot either neither maybe perhaps possibly unless between unknown itself "
+    + NUMBER_WORDS.replace("|", " ")
+).split()
+_BOUNDS = ["than", "least", "most", "to", "over", "under", "above", "below", "nearly", "almost"]
+_FUNCTIONS = [
+    "twice",
+    "thrice",
+    "double",
+    "doubled",
+    "triple",
+    "tripled",
+    "quadruple",
+    "times",
+    "plus",
+    "by",
+    "sqrt",
+    "log",
+    "ln",
+    "sin",
+    "cos",
+    "tan",
+    "exp",
+    "abs",
+    "floor",
+    "ceil",
+    "round",
+    "root",
+    "roots",
+    "square",
+    "squares",
+    "cube",
+    "cubes",
+    "reciprocal",
+    "inverse",
+    "opposite",
+    "factorial",
+    "multiple",
+    "multiples",
+    "divisor",
+    "divisors",
+    "factor",
+    "factors",
+    "fraction",
+    "third",
+    "quarter",
+    "fourth",
+    "fifth",
+    "tenth",
+    "percent",
+]
+_BEHIND = [
+    "squared",
+    "cubed",
+    "factorial",
+    "doubled",
+    "tripled",
+    "halved",
+    "twice",
+    "thrice",
+    "plus",
+    "minus",
+    "divided",
+    "multiplied",
+    "mod",
+    "modulo",
+    "lakh",
+    "lakhs",
+    "crore",
+    "crores",
+    "tens",
+]
+_SUSPECTS = frozenset([*_DENIALS, *_BOUNDS, *_FUNCTIONS, *_BEHIND, "and"])
+_WORD = re.compile("[a-z]{2,}")
+_MARK = re.compile(r"[<>≤≥≠!?^_]|[nN]'[tT]\b")
+_SPOILER = re.compile(
+    rf"\b(?:{'|'.join(_DENIALS)})\b|\band (?:a|one) "
+    rf"|\b(?:(?:at least|at most|up to|{'|'.join(w for w in _BOUNDS if w not in ('least', 'most', 'to'))}) [$£€]?"
+    rf"|(?:multiplied by|divided by|(?:{'|'.join(w for w in _FUNCTIONS if w != 'by')})(?: of)?(?: the)?(?: number)?) [$£€]?-?)\d"
+    rf"|\d[a-z $%]* (?:{'|'.join(_BEHIND)})\b|\d(?:lakh|crore)s?\b"
 )
+
+
+def _spoiled(side: str) -> bool:
+    """Whether a side of an answer says that its number is no answer."""
+    if _MARK.search(side):
+        return True
+    side = side.lower()
+    return not _SUSPECTS.isdisjoint(_WORD.findall(side)) and _SPOILER.search(side) is not None
+
+
 _SCALE = {"k": 10**3, "m": 10**6, "mn": 10**6, "mln": 10**6, "mil": 10**6, "b": 10**9, "bn": 10**9, **SCALES}
 _JOINTS = re.compile(r"[,;\n](?!\d{3}(?!\d))|\b(?:and|so|then)\b")
 _BARE = re.compile(r"\s*(-?)\s*[$£€]?\s*(\d[\d,]*(?:\.\d+)?)\s*%?\s*")
@@ -133,11 +213,12 @@ def read_number(text: str) -> tuple[Fraction | int | None, str]:
         text = re.sub(r"(?<=\d)\$+(?=\d)", " ", text).replace("$", "")
     # Patterns below with several optional spaces in a row would try every way to share a long run among them.
     text = _SPACES.sub(_one_space, text)
-    for pattern, new in _SPELLED:
-        text = pattern.sub(new, text)
+    if _SPELLED_HINT.search(text):
+        for pattern, new in _SPELLED:
+            text = pattern.sub(new, text)
     sides = re.split(r"==?", text)
     sides[-1] = _UNIT_POWER.sub("", sides[-1])
-    if any(_SPOILER.search(side) for side in sides):
+    if any(map(_spoiled, sides)):
         return None, "hedged"
     if any(_JOINTS.search(side) or not side.strip() for side in sides[1:-1]):
         return None, "hedged"

@@ -92,120 +92,16 @@ NO_COUNT = re.compile(
     r"alpha|beta|gamma|delta|theta|lambda|sigma|omega|zeta|kappa|epsilon|cosh|sinh|tanh|sine|cosine|tangent)\b",
     re.IGNORECASE,
 )
-_SMALL_WORDS = frozenset(
-    [
-        "a",
-        "all",
-        "an",
-        "any",
-        "are",
-        "as",
-        "at",
-        "be",
-        "by",
-        "can",
-        "do",
-        "each",
-        "for",
-        "from",
-        "has",
-        "he",
-        "her",
-        "his",
-        "in",
-        "is",
-        "it",
-        "its",
-        "left",
-        "of",
-        "on",
-        "one",
-        "our",
-        "per",
-        "she",
-        "that",
-        "the",
-        "them",
-        "they",
-        "this",
-        "to",
-        "was",
-        "way",
-        "we",
-        "with",
-    ]
+_SMALL_WORDS = re.compile(
+    r"a|all|an|any|are|as|at|be|by|can|do|each|for|from|has|he|her|his|in|is|it|its|left|non|of|on|one|"
+    r"our|per|she|that|the|them|they|this|to|was|way|we|with",
+    re.IGNORECASE,
 )
-_SHORT_WORDS = frozenset(
-    [
-        "yes",
-        "no",
-        "odd",
-        "may",
-        "mon",
-        "tue",
-        "wed",
-        "thu",
-        "fri",
-        "sat",
-        "age",
-        "bag",
-        "bar",
-        "bee",
-        "box",
-        "boy",
-        "bus",
-        "cab",
-        "can",
-        "car",
-        "cat",
-        "cop",
-        "cow",
-        "cup",
-        "day",
-        "dog",
-        "ear",
-        "egg",
-        "end",
-        "eye",
-        "fox",
-        "gap",
-        "hat",
-        "hen",
-        "hit",
-        "hop",
-        "jar",
-        "job",
-        "key",
-        "kid",
-        "lap",
-        "leg",
-        "log",
-        "man",
-        "map",
-        "men",
-        "mug",
-        "net",
-        "nut",
-        "one",
-        "pan",
-        "pen",
-        "pet",
-        "pie",
-        "pig",
-        "pin",
-        "pot",
-        "rat",
-        "ray",
-        "row",
-        "set",
-        "son",
-        "sum",
-        "tie",
-        "toy",
-        "van",
-        "way",
-        "win",
-    ]
+_SHORT_WORDS = re.compile(
+    r"age|bag|bar|bee|box|boy|bus|cab|can|car|cat|cop|cow|cup|day|dog|ear|egg|end|eye|fox|fri|gap|hat|"
+    r"hen|hit|hop|jar|job|key|kid|lap|leg|log|man|map|may|men|mon|mug|net|no|nut|odd|one|pan|pen|pet|pie|"
+    r"pig|pin|pot|rat|ray|row|sat|set|son|sum|thu|tie|toy|tue|van|way|wed|win|yes",
+    re.IGNORECASE,
 )
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 
@@ -230,7 +126,7 @@ def is_unit(name: str) -> bool:
 
 def is_word(word: str) -> bool:
     """Whether letters can't be a product of variables: four or more with a vowel (`abcd` isn't), or known ones."""
-    if word.lower() in _SHORT_WORDS or len(word) > 1 and unit_name(word) in UNIT_NAMES:
+    if _SHORT_WORDS.fullmatch(word) or len(word) > 1 and unit_name(word) in UNIT_NAMES:
         return True
     word = word[:1].lower() + word[1:]
     return len(word) > 3 and word.islower() and bool(re.search("[aeiouy]", word)) and word not in _ALPHABET
@@ -241,7 +137,7 @@ def names_things(words: str) -> bool:
     if HEDGE.search(words) or NO_COUNT.search(words):
         return False
     parts = re.split(r"[ .'-]+", words.strip(" ."))
-    return all(is_word(part) or part.lower() in _SMALL_WORDS for part in parts) and any(map(is_word, parts))
+    return all(is_word(part) or _SMALL_WORDS.fullmatch(part) for part in parts) and any(map(is_word, parts))
 
 
 def beside(words: str) -> str:

@@ -63,6 +63,7 @@ _PLAIN_MATHS = [  # one spelling for what is written with words, in plain text o
     (re.compile(r"\\end ?\{(?:array|(?:small)?matrix)\} ?[)\]]"), r"\\end{pmatrix}"),
     (re.compile(r"\| ?\\begin ?\{(?:array\} ?\{[lcr ]*|(?:small)?matrix)\}"), r"\\begin{vmatrix}"),
     (re.compile(r"\\end ?\{(?:array|(?:small)?matrix)\} ?\|"), r"\\end{vmatrix}"),
+    (re.compile(r"\{([^{}\\]*)\\choose(?![a-zA-Z])([^{}\\]*)\}"), r"\\binom{\1}{\2}"),
     # powers: 5r**5, 2 ** 3, but **5** is bold
     (re.compile(r"(?<=[\w)}\]])\*\*(?=[\w({\\+-])|(?<=[\w)}\]]) \*\* (?=[\w({\\+-])"), "^"),
     # 6.72e-5, 1e5, 5e-05; 2e-3 may be Euler's number
@@ -103,7 +104,7 @@ _MODIFIED = re.compile(  # twice $6$, the square root of $6$
 _WORDS = re.compile(r"[A-Za-z ,.:;'\"()\-]*")
 _LEAD_IN = re.compile(
     r"(?:[A-Za-z' ,]*\b(?:is|are|equals|be|have|has|get|gets|obtain|find|gives?|takes?|needs?)\b|(?:the |final |my )*(?:answer|result))\s*:?\s+(?=\S)"
-    r"|answer\s*:\s*",
+    r"|answer\s*:\s*|(?:a |the )?total of (?=\S)",
     re.IGNORECASE,
 )
 

@@ -58,6 +58,10 @@ def read_expression(latex: str) -> sympy.Expr:
     return expression
 
 
+def _negative(value: sympy.Expr) -> sympy.Expr:
+    return -value if value.is_Rational else sympy.Mul(-1, value, evaluate=False)
+
+
 class _Reader:
     """A cursor on the tokens; `token` is the next one, "" at the end."""
 
@@ -90,7 +94,7 @@ class _Reader:
             minus = self.token == "-"
             self.skip("+", "-")
             product = self.product()
-            terms.append(sympy.Mul(-1, product, evaluate=False) if minus else product)
+            terms.append(_negative(product) if minus else product)
             if self.token not in ("+", "-"):
                 return terms[0] if len(terms) == 1 else sympy.Add(*terms, evaluate=False)
 
@@ -159,7 +163,7 @@ class _Reader:
 
     def exponent(self) -> sympy.Expr:
         if self.skip("-"):
-            return sympy.Mul(-1, self.base(), evaluate=False)
+            return _negative(self.base())
         return self.base()
 
     def base(self) -> sympy.Expr:

@@ -97,85 +97,27 @@ _AFTER = re.compile(
 )
 # What makes one number no answer: alternatives, denials and further numbers; bounds, and functions of the number.
 _DENIALS = (
-    "or nor not never cannot either neither maybe perhaps possibly unless between unknown itself "
-    + NUMBER_WORDS.replace("|", " ")
-).split()
-_BOUNDS = ["than", "least", "most", "to", "over", "under", "above", "below", "nearly", "almost"]
-_FUNCTIONS = [
-    "twice",
-    "thrice",
-    "double",
-    "doubled",
-    "triple",
-    "tripled",
-    "quadruple",
-    "times",
-    "plus",
-    "by",
-    "sqrt",
-    "log",
-    "ln",
-    "sin",
-    "cos",
-    "tan",
-    "exp",
-    "abs",
-    "floor",
-    "ceil",
-    "round",
-    "root",
-    "roots",
-    "square",
-    "squares",
-    "cube",
-    "cubes",
-    "reciprocal",
-    "inverse",
-    "opposite",
-    "factorial",
-    "multiple",
-    "multiples",
-    "divisor",
-    "divisors",
-    "factor",
-    "factors",
-    "fraction",
-    "third",
-    "quarter",
-    "fourth",
-    "fifth",
-    "tenth",
-    "percent",
-]
-_BEHIND = [
-    "squared",
-    "cubed",
-    "factorial",
-    "doubled",
-    "tripled",
-    "halved",
-    "twice",
-    "thrice",
-    "plus",
-    "minus",
-    "divided",
-    "multiplied",
-    "mod",
-    "modulo",
-    "lakh",
-    "lakhs",
-    "crore",
-    "crores",
-    "tens",
-]
-_SUSPECTS = frozenset([*_DENIALS, *_BOUNDS, *_FUNCTIONS, *_BEHIND, "and"])
+    "or|nor|not|never|cannot|either|neither|maybe|perhaps|possibly|unless|between|unknown|itself|"
+    + NUMBER_WORDS
+)
+_BOUNDS = "than|over|under|above|below|nearly|almost"
+_FUNCTIONS = (
+    "twice|thrice|double|doubled|triple|tripled|quadruple|times|plus|sqrt|log|ln|sin|cos|tan|exp|abs|floor|ceil|"
+    "round|root|roots|square|squares|cube|cubes|reciprocal|inverse|opposite|factorial|multiple|multiples|divisor|"
+    "divisors|factor|factors|fraction|third|quarter|fourth|fifth|tenth|percent"
+)
+_BEHIND = (
+    "squared|cubed|factorial|doubled|tripled|halved|twice|thrice|plus|minus|divided|multiplied|mod|modulo|lakh|lakhs|"
+    "crore|crores|tens"
+)
+_SUSPECTS = frozenset(f"{_DENIALS}|{_BOUNDS}|{_FUNCTIONS}|{_BEHIND}|and|least|most|to|by".split("|"))
 _WORD = re.compile("[a-z]{2,}")
 _MARK = re.compile(r"[<>≤≥≠!?^_]|[nN]'[tT]\b")
 _SPOILER = re.compile(
-    rf"\b(?:{'|'.join(_DENIALS)})\b|\band (?:a|one) "
-    rf"|\b(?:(?:at least|at most|up to|{'|'.join(w for w in _BOUNDS if w not in ('least', 'most', 'to'))}) [$£€]?"
-    rf"|(?:multiplied by|divided by|(?:{'|'.join(w for w in _FUNCTIONS if w != 'by')})(?: of)?(?: the)?(?: number)?) [$£€]?-?)\d"
-    rf"|\d[a-z $%]* (?:{'|'.join(_BEHIND)})\b|\d(?:lakh|crore)s?\b"
+    rf"\b(?:{_DENIALS})\b|\band (?:a|one) "
+    rf"|\b(?:(?:at least|at most|up to|{_BOUNDS}) [$£€]?"
+    rf"|(?:multiplied by|divided by|(?:{_FUNCTIONS})(?: of)?(?: the)?(?: number)?) [$£€]?-?)\d"
+    rf"|\d[a-z $%]* (?:{_BEHIND})\b|\d(?:lakh|crore)s?\b"
 )
 
 

@@ -85,7 +85,7 @@ UNIT_NAMES = frozenset(UNITS.values())
 # Words behind a number that change it, bound it or take it back; a word of these makes no count.
 NO_COUNT = re.compile(
     r"\b(?:base|mod|modulo|binary|octal|decimal|hexadecimal|dozens?|gross|lakhs?|crores?|tens|hundreds?|thousands?|"
-    r"[mbtr]illions?|roots?|power|inverse|reciprocal|doubled|tripled|halved|raised|wrong|incorrect|false|invalid|"
+    r"[mbtr]illions?|root|(?:square|cube) roots|power|inverse|reciprocal|doubled|tripled|halved|raised|wrong|incorrect|false|invalid|"
     r"impossible|undefined|unknown|none|nothing|about|approx\w*|roughly|around|nearly|almost|over|under|above|"
     r"below|more|fewer|less|greater|larger|smaller|higher|lower|probably|likely|unsure|uncertain|guess|assum\w*|"
     r"infinit\w*|remainder|quarters?|(?:six|seven|eigh|nin|eleven|twelf|\w+teen|\w+tie)ths?|third|fourth|fifth|tenth|"
@@ -99,8 +99,8 @@ _SMALL_WORDS = re.compile(
 )
 _SHORT_WORDS = re.compile(
     r"age|bag|bar|bee|box|boy|bus|cab|can|car|cat|cop|cow|cup|day|dog|ear|egg|end|eye|fox|fri|gap|hat|"
-    r"hen|hit|hop|jar|job|key|kid|lap|leg|log|man|map|may|men|mon|mug|net|no|nut|odd|one|pan|pen|pet|pie|"
-    r"pig|pin|pot|rat|ray|row|sat|set|son|sum|thu|tie|toy|tue|van|way|wed|win|yes",
+    r"hen|hit|hop|jar|job|key|kid|lap|leg|man|map|may|men|mon|mug|net|no|nut|odd|pan|pen|pet|pie|"
+    r"pig|pin|pot|rat|ray|row|sat|set|son|thu|tie|toy|tue|van|way|wed|win|yes",
     re.IGNORECASE,
 )
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz"
@@ -136,7 +136,8 @@ def names_things(words: str) -> bool:
     """Whether words behind a number say what is counted (`ways`, `positive integers`) and leave its value alone."""
     if HEDGE.search(words) or NO_COUNT.search(words):
         return False
-    parts = re.split(r"[ .'-]+", words.strip(" ."))
+    words = re.sub(r" (?:of|for) [a-zA-Z]$", "", words.strip(" ."))  # values of n
+    parts = re.split(r"[ .'-]+", words)
     return all(is_word(part) or _SMALL_WORDS.fullmatch(part) for part in parts) and any(map(is_word, parts))
 
 

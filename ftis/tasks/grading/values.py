@@ -85,6 +85,9 @@ def split_unit(text: str) -> tuple[str, str, int]:
             apart = match[0][0] == " " and number_in(text[: match.start()].strip()) is not None
             if not (apart and names_things(plain)):
                 break
+            # "cents each" is cents, and "$36 per person" dollars
+            first = unit_name(plain.split()[0])
+            name = "" if units else first if first != "inch" and is_unit(first) else name
         text = text[: match.start()]
         if name in SCALES:
             scale *= SCALES[name]

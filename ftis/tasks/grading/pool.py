@@ -58,7 +58,8 @@ def serve(parent: int) -> None:
     out, sys.stdout = sys.stdout, sys.stderr  # a library's print must not enter the protocol
     import logging
 
-    from ftis.tasks.grading.answers import compare, sympy_algebra, warm_up
+    from ftis.tasks.grading.algebra import sympy_algebra, warm_up
+    from ftis.tasks.grading.answers import compare
 
     logging.disable(logging.CRITICAL)
     warm_up()

@@ -17,14 +17,14 @@ from unittest import mock
 
 import numpy as np
 import torch
+from gpu_stages import NotHere, Report, Size, card_of
+from gpu_step import synchronize
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ftis.model import logprobs
 from ftis.model.attention import Packing, grouped_attention, packed_attention
 from ftis.suite.memory import GIB
-from gpu_stages import NotHere, Report, Size, card_of
-from gpu_step import synchronize
 
 MASSIVE = 100.0
 """Size of the scores of the head whose scores are all far below 0, as trained models have some: those of random
@@ -48,6 +48,8 @@ def machine(size: Size, device: torch.device, report: Report) -> None:
         },
     )  # fmt: skip
     seen = device.type == "cuda"
+    if not seen and os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        raise NotHere("CUDA_VISIBLE_DEVICES hides every GPU")
     if not (seen or driver):
         raise NotHere("no NVIDIA driver answers here, and torch sees no GPU")
     # 0 where the driver shows a GPU: mostly a driver that is older than the CUDA that torch was built with.
@@ -91,9 +93,7 @@ def exactness(size: Size, device: torch.device, report: Report) -> None:
         report.add(kernels=_kernels(size, device))
         with _cudnn_on():
             other = _attention_errors(size, device, HALF)
-        report.add(
-            cudnn_not_finite=other.not_finite, cudnn_error_bfloat16=max(other.plain, other.massive)
-        )
+        report.add(cudnn_not_finite=other.not_finite, cudnn_error_bfloat16=max(other.plain, other.massive))
     for dtype in (HALF, SINGLE):
         report.add(**{f"head_error_{str(dtype).removeprefix('torch.')}": _head_error(size, device, dtype)})
 
@@ -177,7 +177,9 @@ def packed(
     return packing, parts
 
 
-def _states(size: Size, tokens: int, dtype: torch.dtype, generator: torch.Generator, massive: bool) -> list[Tensor]:
+def _states(
+    size: Size, tokens: int, dtype: torch.dtype, generator: torch.Generator, massive: bool
+) -> list[Tensor]:
     """Queries, keys and values (1, heads, tokens, D), the first key head's scores about -MASSIVE where `massive`."""
     heads, kv_heads, width = size.attention
     q, k, v = (
@@ -207,7 +209,7 @@ def _decode_errors(
     size: Size, keys: int, dtype: torch.dtype, generator: torch.Generator, massive: bool, errors: Errors
 ) -> None:
     """Of one new token in each of 8 rows, whose first keys are padding."""
-    heads, kv_heads, width = size.attention
+    heads, _, width = size.attention
     q, k, v = (
         torch.cat([t.detach() for t in states])
         for states in zip(*(_states(size, keys, dtype, generator, massive) for _ in range(8)))
@@ -323,7 +325,9 @@ def _both(size: Size, device: torch.device) -> dict[str, dict[str, float]]:
         packing, _ = packed(prompt, longest, 8, device, seed=n)
         q, k, v = _states(size, packing.ids.shape[1], SINGLE, generator, False)
         packed_times.append(
-            _twice(lambda packing=packing, states=(q, k, v): _forward_and_backward(packing, states, size), device)
+            _twice(
+                lambda packing=packing, states=(q, k, v): _forward_and_backward(packing, states, size), device
+            )
         )
         keys = size.keys[0] + n
         query, key, value = (

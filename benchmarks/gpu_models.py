@@ -14,6 +14,9 @@ from unittest import mock
 
 import numpy as np
 import torch
+from gpu_kernels import busiest
+from gpu_stages import Report, Size, card_of
+from gpu_step import peak_memory, random_policy, synchronize, warm_libraries
 from torch import Tensor
 
 from ftis.config import RUN_CONFIG, RunConfig
@@ -27,9 +30,6 @@ from ftis.suite.memory import GIB, Shape
 from ftis.swarm.loop import Participant
 from ftis.swarm.message import Rollouts, pack
 from ftis.tasks.problems import Problem
-from gpu_kernels import busiest
-from gpu_stages import Report, Size, card_of
-from gpu_step import peak_memory, random_policy, synchronize, warm_libraries
 
 PEAK = 8.0
 """What the last norm is multiplied with where completions should share beginnings: random weights alone choose among
@@ -38,7 +38,9 @@ BATCHES = (144, 192)
 """max_batch of the paper tier, and the one that is to be tried."""
 
 
-def run_config(size: Size, device: torch.device, nodes: int = 1, lora: bool = False, **changes: Any) -> RunConfig:
+def run_config(
+    size: Size, device: torch.device, nodes: int = 1, lora: bool = False, **changes: Any
+) -> RunConfig:
     """A run of nodes alike; none of its data is read."""
     node = {
         "model": "random", "lora": {} if lora else None, "device": str(device), "compute_dtype": "bfloat16",
@@ -95,7 +97,9 @@ def mismatch(size: Size, device: torch.device, report: Report) -> None:
         report.add(**{f"{key}_{name}": value for key, value in found.items()})
 
 
-def _mismatch(policy: Policy, prompts: list[list[int]], tokens: int = 64, samples: int = 8) -> dict[str, float]:
+def _mismatch(
+    policy: Policy, prompts: list[list[int]], tokens: int = 64, samples: int = 8
+) -> dict[str, float]:
     """Of completions that are decoded together, and of a few that are decoded one by one."""
     requests = [Request(p, [(i, s) for s in range(samples)]) for i, p in enumerate(prompts)]
     few = [Request(p, [(i, 0)]) for i, p in enumerate(prompts[:4])]
@@ -107,7 +111,11 @@ def _mismatch(policy: Policy, prompts: list[list[int]], tokens: int = 64, sample
     said = torch.from_numpy(np.concatenate([c.logprobs for _, c in rows]))
     told = log_ratio(logp[mask].cpu(), said)
     alike = [one[0].tokens.tolist() == other[0].tokens.tolist() for one, other in zip(together, alone)]
-    return {**told, "entropy": float(entropy[mask].mean()), "alike_alone_and_together": sum(alike) / len(alike)}
+    return {
+        **told,
+        "entropy": float(entropy[mask].mean()),
+        "alike_alone_and_together": sum(alike) / len(alike),
+    }
 
 
 def log_ratio(trainer: Tensor, sampler: Tensor) -> dict[str, float]:
@@ -263,7 +271,9 @@ def pair(size: Size, device: torch.device, report: Report) -> None:
         if not failed:
             peak_memory(device, reset=True)
             failed = _out_of_memory(lambda rows=rows: _together(size, nodes, rows))
-        report.add(**{f"out_of_memory_{label}": int(bool(failed)), f"peak_gib_{label}": peak_memory(device) / GIB})
+        report.add(
+            **{f"out_of_memory_{label}": int(bool(failed)), f"peak_gib_{label}": peak_memory(device) / GIB}
+        )
         if device.type == "cuda":
             report.add(**{f"reserved_gib_{label}": torch.cuda.max_memory_reserved(device) / GIB})
     report.add(failed=failed)
@@ -306,7 +316,9 @@ def _longest(size: Size, prompts: list[list[int]], node: int) -> Rollouts:
     tokens = [draw.integers(0, size.ids, size.total_tokens - len(prompts[p])) for p, _ in places]
     logprobs = [np.full(len(t), -np.log(size.ids)) for t in tokens]
     reward = [float(s % 2) for _, s in places]
-    return pack([p for p, _ in places], [s for _, s in places], tokens, logprobs, reward, [True] * len(places))
+    return pack(
+        [p for p, _ in places], [s for _, s in places], tokens, logprobs, reward, [True] * len(places)
+    )
 
 
 # ------------------------------------------------------------------------------------------ resume
@@ -316,7 +328,9 @@ def resume(size: Size, device: torch.device, report: Report) -> None:
     """6: a checkpoint written, checked and taken up again; the iteration after it comes out as it did without."""
     config = run_config(size, device)
     node = Participant(0, config, policy_of(size.small, size, config, device))
-    node.policy.stop_ids = frozenset(range(0, size.ids, max(2, size.ends // 16)))  # short: it's not about time
+    node.policy.stop_ids = frozenset(
+        range(0, size.ids, max(2, size.ends // 16))
+    )  # short: it's not about time
     _iteration(node, size, 1)
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()

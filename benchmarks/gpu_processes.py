@@ -14,14 +14,14 @@ from pathlib import Path
 import numpy as np
 import torch
 import yaml
+from gpu_models import draw_prompts, free, log_ratio, policy_of, run_config
+from gpu_stages import NotHere, Report, Size
 
 from ftis.model.policy import Policy
 from ftis.model.sampler import Request, SamplingParams
 from ftis.model.vllm.sampler import VllmSampler, changed_weights
 from ftis.suite.memory import GIB
 from ftis.tasks.tiny.models import DataSettings, build_model, make_data, make_tokenizer
-from gpu_models import draw_prompts, free, log_ratio, policy_of, run_config
-from gpu_stages import NotHere, Report, Size
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTHING_RAN = 5
@@ -70,7 +70,9 @@ def launch_two(folder: Path) -> dict[str, int]:
 
 def _run(arguments: list[str]) -> subprocess.CompletedProcess:
     """Python with these arguments in the checkout; what it says goes to this stage's log."""
-    ended = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True)
+    ended = subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     print(ended.stdout, ended.stderr, sep="\n", flush=True)
     return ended
 

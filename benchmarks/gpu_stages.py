@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from gpu_step import SHAPES, VOCABULARY
 
 from ftis.provenance import write_json
 from ftis.suite import cost
 from ftis.suite.memory import Shape
-from gpu_step import SHAPES, VOCABULARY
 
 STAGES = {
     "machine": "gpu_kernels", "exactness": "gpu_kernels", "first_calls": "gpu_kernels", "mismatch": "gpu_models",
@@ -148,7 +148,7 @@ def measure(stage: str, toy: bool, report: Report) -> None:
         getattr(importlib.import_module(STAGES[stage]), stage)(TOY if toy else FULL, device, report)
     except NotHere as reason:
         report.end("skipped", str(reason))
-    except BaseException as error:
+    except Exception as error:  # noqa: BLE001  whatever it is, it is this stage's result
         traceback.print_exc()
         line = (str(error).strip().splitlines() or [""])[0]
         report.end("raised", f"{type(error).__name__}: {line}"[:300])

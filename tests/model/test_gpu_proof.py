@@ -67,6 +67,21 @@ def test_what_the_stages_measure(toy):
     assert found["resume"]["completions"] == 8 and found["resume"]["bitwise"]
 
 
+def test_a_card_of_the_table_is_held_against_the_plan(proof, tmp_path):
+    """With a card's name in place of a card: shares of what its data sheet and the plan say."""
+    from ftis.suite import cost
+
+    report = proof.gpu_stages.Report(tmp_path / "numbers.json")
+    with mock.patch("gpu_models.card_of", return_value=cost.GPUS["t4"]):
+        proof.gpu_stages.measure("iterations", True, report)
+    assert report.ended == "done", proof.gpu_stages.read(report.path)["why"]
+    found = report.measured
+    last = found["iterations"][-1]
+    assert found["gpu"] == "T4, 16 GB" and found["mfu"] == pytest.approx(last["tflops_per_s"] / 65)
+    assert found["step_over_plan"] == pytest.approx(last["step_ms"]["p50"] / found["planned_step_ms"])
+    assert not report.skipped
+
+
 def test_a_number_beyond_its_threshold_fails(proof, tmp_path, monkeypatch, capsys):
     limits = tuple(
         replace(limit, high=1e-12) if limit.quantity == "head_error_float32" else limit

@@ -55,14 +55,22 @@ GresTypes=gpu
 SlurmdParameters=config_overrides
 ReturnToService=2
 JobRequeue=1
-MinJobAge=600
+MinJobAge={min_job_age}
 KillWait=2
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 SlurmdTimeout={patience}
 MessageTimeout=10
 """
 NODE = "NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs=2 RealMemory=16000 Gres=gpu:{gpus}\n"
-# The profile's partitions.
-PARTITIONS = "PartitionName=cpu Nodes=ALL Default=YES State=UP\nPartitionName=gpu Nodes=ALL State=UP\n"
+# The profile's partitions, two whose jobs are preempted, named after what becomes of them, and one whose jobs preempt.
+PARTITIONS = """\
+PartitionName=cpu Nodes=ALL State=UP PreemptMode=OFF Default=YES
+PartitionName=gpu Nodes=ALL State=UP PreemptMode=OFF
+PartitionName=requeue Nodes=ALL State=UP PreemptMode=REQUEUE
+PartitionName=cancel Nodes=ALL State=UP PreemptMode=CANCEL
+PartitionName=urgent Nodes=ALL State=UP PreemptMode=OFF PriorityTier=10
+"""
 
 
 def missing() -> str | None:
@@ -80,6 +88,8 @@ class Cluster:
     folder: Path
     patience: int = 10
     """Seconds until a node that doesn't answer counts as lost."""
+    min_job_age: int = 600
+    """Seconds for which Slurm remembers a job that has ended."""
     environment: dict[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -154,7 +164,12 @@ class Cluster:
             os.mknod(devices / f"fake{k}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
         controller_port, *ports = _free_ports(1 + len(NODES))
         nodes = "".join(NODE.format(name=n, port=p, gpus=GPUS) for n, p in zip(NODES, ports))
-        config = CONFIG.format(folder=self.folder, controller_port=controller_port, patience=self.patience)
+        config = CONFIG.format(
+            folder=self.folder,
+            controller_port=controller_port,
+            patience=self.patience,
+            min_job_age=self.min_job_age,
+        )
         (self.folder / "slurm.conf").write_text(config + nodes + PARTITIONS)
         (self.folder / "gres.conf").write_text(f"Name=gpu File={devices}/fake[0-{GPUS - 1}]\n")
         (self.folder / "cgroup.conf").write_text("CgroupAutomount=no\nCgroupPlugin=cgroup/v1\n")

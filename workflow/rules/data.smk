@@ -14,13 +14,15 @@ rule tiny_data:
     resources:
         mem_mb=500,
         runtime=10,
+        attempt=this_attempt,
     params:
         settings=data_settings,
         out=subpath(output[0], parent=True),
     message:
         "{wildcards.tier}: making problems"
     shell:
-        "python -m ftis.cli tiny-data --tier {wildcards.tier} --out {params.out} > {log} 2>&1"
+        "workflow/scripts/job {log} {resources.attempt}"
+        " python -m ftis.cli tiny-data --tier {wildcards.tier} --out {params.out}"
 
 
 rule fetch:

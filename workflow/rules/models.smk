@@ -13,12 +13,13 @@ rule tokenizer:
     resources:
         mem_mb=1000,
         runtime=10,
+        attempt=this_attempt,
     params:
         out=subpath(output[0], parent=True),
     message:
         "{wildcards.tier}: making the tokenizer"
     shell:
-        "python -m ftis.cli tokenizer --out {params.out} > {log} 2>&1"
+        "workflow/scripts/job {log} {resources.attempt}" " python -m ftis.cli tokenizer --out {params.out}"
 
 
 rule warm_start:
@@ -36,11 +37,13 @@ rule warm_start:
         mem_mb=need("warm_start", "mem_mb"),
         runtime=need("warm_start", "runtime"),
         gpu=need("warm_start", "gpus"),
+        attempt=this_attempt,
     params:
         settings=warm_settings,
         out=subpath(output[0], parent=True),
     message:
         "{wildcards.tier}: warm start of {wildcards.role}, seed {wildcards.seed}"
     shell:
-        "python -m ftis.cli warm-start --tier {wildcards.tier} --model {wildcards.role} --seed {wildcards.seed}"
-        " --out {params.out} > {log} 2>&1"
+        "workflow/scripts/job {log} {resources.attempt}"
+        " python -m ftis.cli warm-start --tier {wildcards.tier} --model {wildcards.role} --seed {wildcards.seed}"
+        " --out {params.out}"

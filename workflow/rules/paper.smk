@@ -16,6 +16,7 @@ rule figure:
     resources:
         mem_mb=2000,
         runtime=15,
+        attempt=this_attempt,
     params:
         settings=artefact_settings,
         runs=artefact_options,
@@ -23,8 +24,9 @@ rule figure:
     message:
         "{wildcards.tier}: drawing {wildcards.figure}"
     shell:
-        "python -m ftis.cli figure {wildcards.figure} --tier {wildcards.tier} --out {params.out}"
-        " --runs-dir results/{wildcards.tier}/runs {params.runs} > {log} 2>&1"
+        "workflow/scripts/job {log} {resources.attempt}"
+        " python -m ftis.cli figure {wildcards.figure} --tier {wildcards.tier} --out {params.out}"
+        " --runs-dir results/{wildcards.tier}/runs {params.runs}"
 
 
 rule table:
@@ -42,6 +44,7 @@ rule table:
     resources:
         mem_mb=2000,
         runtime=15,
+        attempt=this_attempt,
     params:
         settings=artefact_settings,
         runs=artefact_options,
@@ -49,8 +52,9 @@ rule table:
     message:
         "{wildcards.tier}: making {wildcards.table}"
     shell:
-        "python -m ftis.cli table {wildcards.table} --tier {wildcards.tier} --out {params.out}"
-        " --runs-dir results/{wildcards.tier}/runs {params.runs} > {log} 2>&1"
+        "workflow/scripts/job {log} {resources.attempt}"
+        " python -m ftis.cli table {wildcards.table} --tier {wildcards.tier} --out {params.out}"
+        " --runs-dir results/{wildcards.tier}/runs {params.runs}"
 
 
 rule ablation:
@@ -68,6 +72,7 @@ rule ablation:
     resources:
         mem_mb=2000,
         runtime=15,
+        attempt=this_attempt,
     params:
         settings=ablation_settings,
         runs=ablation_options,
@@ -75,8 +80,9 @@ rule ablation:
     message:
         "{wildcards.tier}: comparing the runs of ablation {wildcards.ablation}"
     shell:
-        "python -m ftis.cli ablation {wildcards.ablation} --tier {wildcards.tier} --out {params.out}"
-        " --runs-dir results/{wildcards.tier}/runs {params.runs} > {log} 2>&1"
+        "workflow/scripts/job {log} {resources.attempt}"
+        " python -m ftis.cli ablation {wildcards.ablation} --tier {wildcards.tier} --out {params.out}"
+        " --runs-dir results/{wildcards.tier}/runs {params.runs}"
 
 
 rule tidy:
@@ -97,6 +103,7 @@ rule tidy:
     resources:
         mem_mb=2000,
         runtime=15,
+        attempt=this_attempt,
     params:
         settings=tidy_settings,
         runs=tidy_options,
@@ -104,8 +111,9 @@ rule tidy:
     message:
         "{wildcards.tier}: gathering all runs into tidy tables"
     shell:
-        "python -m ftis.cli tidy --tier {wildcards.tier} --out {params.out}"
-        " --runs-dir results/{wildcards.tier}/runs {params.runs} > {log} 2>&1"
+        "workflow/scripts/job {log} {resources.attempt}"
+        " python -m ftis.cli tidy --tier {wildcards.tier} --out {params.out}"
+        " --runs-dir results/{wildcards.tier}/runs {params.runs}"
 
 
 rule claims:
@@ -123,6 +131,7 @@ rule claims:
     resources:
         mem_mb=2000,
         runtime=15,
+        attempt=this_attempt,
     params:
         settings=shown_settings,
         tables=subpath(input.tables, parent=True),
@@ -130,7 +139,8 @@ rule claims:
     message:
         "{wildcards.tier}: testing the paper's claims"
     shell:
-        "python -m ftis.cli claims --tier {wildcards.tier} --tables {params.tables} --out {params.out} > {log} 2>&1"
+        "workflow/scripts/job {log} {resources.attempt}"
+        " python -m ftis.cli claims --tier {wildcards.tier} --tables {params.tables} --out {params.out}"
 
 
 rule economics:
@@ -152,6 +162,7 @@ rule economics:
     resources:
         mem_mb=2000,
         runtime=15,
+        attempt=this_attempt,
     params:
         settings=shown_settings,
         tables=subpath(input.tables, parent=True),
@@ -159,7 +170,8 @@ rule economics:
     message:
         "{wildcards.tier}: what a node gains by joining"
     shell:
-        "python -m ftis.cli economics --tier {wildcards.tier} --tables {params.tables} --out {params.out} > {log} 2>&1"
+        "workflow/scripts/job {log} {resources.attempt}"
+        " python -m ftis.cli economics --tier {wildcards.tier} --tables {params.tables} --out {params.out}"
 
 
 rule exact:
@@ -182,12 +194,13 @@ rule exact:
     resources:
         mem_mb=2000,
         runtime=30,
+        attempt=this_attempt,
     params:
         out=subpath(output[0], parent=True),
     message:
         "the exact study of methods on a policy small enough to enumerate"
     shell:
-        "python -m ftis.cli exact --out {params.out} > {log} 2>&1"
+        "workflow/scripts/job {log} {resources.attempt}" " python -m ftis.cli exact --out {params.out}"
 
 
 rule report:
@@ -208,6 +221,7 @@ rule report:
     resources:
         mem_mb=2000,
         runtime=15,
+        attempt=this_attempt,
     params:
         settings=shown_settings,
         artefacts="paper_figures/{tier}",
@@ -215,5 +229,6 @@ rule report:
     message:
         "{wildcards.tier}: writing the report"
     shell:
-        "python -m ftis.cli report --tier {wildcards.tier} --artefacts {params.artefacts} --exact {params.exact}"
-        " --out {output} > {log} 2>&1"
+        "workflow/scripts/job {log} {resources.attempt}"
+        " python -m ftis.cli report --tier {wildcards.tier} --artefacts {params.artefacts} --exact {params.exact}"
+        " --out {output}"

@@ -49,8 +49,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         for part in ("workflow", "ftis"):
-            copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
-            copy(ROOT / part, folder / part)
+            shutil.copytree(ROOT / part, folder / part)
         config = folder / "workflow/config/grid.yaml"
         for wanted in args.runs:
             which = "full" if wanted >= sizes["full"] else "paper"

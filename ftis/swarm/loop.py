@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
-from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from ftis.config import RunConfig, differences, load_run, recipe_hash
@@ -34,6 +33,7 @@ from ftis.model.vllm.sampler import VllmSampler, require_vllm
 from ftis.provenance import provenance, sha256, write_atomic, write_json
 from ftis.runs import state
 from ftis.runs.answers import complete, completion_text, summary
+from ftis.runs.progress import Progress
 from ftis.settings import to_dict
 from ftis.swarm.evidence import save_evidence
 from ftis.swarm.inbox import Expected, Inbox
@@ -76,13 +76,9 @@ def train(config: RunConfig, out: Path, job: bool = False) -> None:
             raise
         write_config(config, out)
         first = swarm.begin(folder, next(state.sound_checkpoints(folder, recipe), None))
-        # disable=None: a bar on a terminal, silence in a log.
-        with tqdm(desc=config.name, total=config.iterations, initial=first, disable=None) as bar:
+        with Progress(config.name, config.iterations, first) as progress:
             for line in swarm.iterations(folder, first):
-                bar.set_postfix_str(
-                    ", ".join(f"{n['label']}: reward {n['reward']:.2f}" for n in line["nodes"])
-                )
-                bar.update()
+                progress.show(line["step"], {n["label"]: n["reward"] for n in line["nodes"]})
         publish(config, out, swarm.save(out), (folder / "metrics.jsonl").read_text(), {})
 
 

@@ -55,7 +55,7 @@ GresTypes=gpu
 SlurmdParameters=config_overrides
 ReturnToService=2
 JobRequeue=1
-MinJobAge={min_job_age}
+MinJobAge=600
 KillWait=2
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
@@ -88,8 +88,6 @@ class Cluster:
     folder: Path
     patience: int = 10
     """Seconds until a node that doesn't answer counts as lost."""
-    min_job_age: int = 600
-    """Seconds for which Slurm remembers a job that has ended."""
     environment: dict[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -125,6 +123,20 @@ class Cluster:
             ),
             30,
         )
+
+    @contextlib.contextmanager
+    def configured(self, old: str, new: str) -> Iterator[None]:
+        """With another line in slurm.conf for the length of a `with` block."""
+        path = self.folder / "slurm.conf"
+        text = path.read_text()
+        assert text.count(f"{old}\n") == 1, f"{old} isn't a line of slurm.conf"
+        try:
+            path.write_text(text.replace(f"{old}\n", f"{new}\n"))
+            self.call("scontrol", "reconfigure")
+            yield
+        finally:
+            path.write_text(text)
+            self.call("scontrol", "reconfigure")
 
     def start_node(self, name: str) -> None:
         self.call("slurmd", "-N", name)
@@ -164,12 +176,7 @@ class Cluster:
             os.mknod(devices / f"fake{k}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
         controller_port, *ports = _free_ports(1 + len(NODES))
         nodes = "".join(NODE.format(name=n, port=p, gpus=GPUS) for n, p in zip(NODES, ports))
-        config = CONFIG.format(
-            folder=self.folder,
-            controller_port=controller_port,
-            patience=self.patience,
-            min_job_age=self.min_job_age,
-        )
+        config = CONFIG.format(folder=self.folder, controller_port=controller_port, patience=self.patience)
         (self.folder / "slurm.conf").write_text(config + nodes + PARTITIONS)
         (self.folder / "gres.conf").write_text(f"Name=gpu File={devices}/fake[0-{GPUS - 1}]\n")
         (self.folder / "cgroup.conf").write_text("CgroupAutomount=no\nCgroupPlugin=cgroup/v1\n")

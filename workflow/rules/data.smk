@@ -3,9 +3,10 @@
 
 rule tiny_data:
     output:
-        "results/{tier}/data/train.jsonl",
-        "results/{tier}/data/validation.jsonl",
-        "results/{tier}/data/ood.jsonl",
+        ensure(
+            expand("results/{{tier}}/data/{part}.jsonl", part=["train", "validation", "ood"]),
+            non_empty=True,
+        ),
     log:
         "results/{tier}/logs/tiny_data.log",
     benchmark:

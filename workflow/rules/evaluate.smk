@@ -7,7 +7,7 @@ rule generate:
         subjects,
         benchmark_inputs,
     output:
-        "results/{tier}/runs/{run}/generations.jsonl",
+        ensure("results/{tier}/runs/{run}/generations.jsonl", non_empty=True),
     log:
         "results/{tier}/logs/generate/{run}.log",
     benchmark:
@@ -31,7 +31,7 @@ rule score:
     input:
         "results/{tier}/runs/{run}/generations.jsonl",
     output:
-        "results/{tier}/runs/{run}/scores.json",
+        ensure("results/{tier}/runs/{run}/scores.json", non_empty=True),
     log:
         "results/{tier}/logs/score/{run}.log",
     benchmark:

@@ -3,8 +3,10 @@
 
 rule tokenizer:
     output:
-        "results/{tier}/models/tokenizer/tokenizer.json",
-        "results/{tier}/models/tokenizer/tokenizer_config.json",
+        ensure(
+            multiext("results/{tier}/models/tokenizer/tokenizer", ".json", "_config.json"),
+            non_empty=True,
+        ),
     log:
         "results/{tier}/logs/tokenizer.log",
     benchmark:
@@ -26,8 +28,8 @@ rule warm_start:
     input:
         warm_inputs,
     output:
-        "results/{tier}/models/{role}-s{seed}/warm.json",
-        "results/{tier}/models/{role}-s{seed}/model.safetensors",
+        ensure("results/{tier}/models/{role}-s{seed}/warm.json", non_empty=True),
+        ensure("results/{tier}/models/{role}-s{seed}/model.safetensors", non_empty=True),
     log:
         "results/{tier}/logs/warm_start/{role}-s{seed}.log",
     benchmark:

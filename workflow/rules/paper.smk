@@ -5,9 +5,7 @@ rule figure:
     input:
         artefact_inputs,
     output:
-        "paper_figures/{tier}/{figure}.pdf",
-        "paper_figures/{tier}/{figure}.png",
-        "paper_figures/{tier}/{figure}.csv",
+        ensure(multiext("paper_figures/{tier}/{figure}", ".pdf", ".png", ".csv"), non_empty=True),
     log:
         "results/{tier}/logs/figure/{figure}.log",
     benchmark:
@@ -34,8 +32,7 @@ rule table:
         artefact_inputs,
         values="workflow/config/paper_values.csv",
     output:
-        "paper_figures/{tier}/{table}.csv",
-        "paper_figures/{tier}/{table}.tex",
+        ensure(multiext("paper_figures/{tier}/{table}", ".csv", ".tex"), non_empty=True),
     log:
         "results/{tier}/logs/table/{table}.log",
     benchmark:
@@ -61,9 +58,7 @@ rule ablation:
     input:
         ablation_inputs,
     output:
-        "paper_figures/{tier}/ablation-{ablation}.pdf",
-        "paper_figures/{tier}/ablation-{ablation}.png",
-        "paper_figures/{tier}/ablation-{ablation}.csv",
+        ensure(multiext("paper_figures/{tier}/ablation-{ablation}", ".pdf", ".png", ".csv"), non_empty=True),
     log:
         "results/{tier}/logs/ablation/{ablation}.log",
     benchmark:
@@ -89,12 +84,14 @@ rule tidy:
     input:
         tidy_inputs,
     output:
-        "paper_figures/{tier}/tidy/runs.csv",
-        "paper_figures/{tier}/tidy/training.csv",
-        "paper_figures/{tier}/tidy/validation.csv",
-        "paper_figures/{tier}/tidy/scores.csv",
-        "paper_figures/{tier}/tidy/completions.csv",
-        "paper_figures/{tier}/provenance.json",
+        ensure(
+            expand(
+                "paper_figures/{{tier}}/tidy/{table}.csv",
+                table=["runs", "training", "validation", "scores", "completions"],
+            ),
+            non_empty=True,
+        ),
+        ensure("paper_figures/{tier}/provenance.json", non_empty=True),
     log:
         "results/{tier}/logs/tidy.log",
     benchmark:
@@ -120,9 +117,9 @@ rule claims:
     input:
         tables="paper_figures/{tier}/tidy/runs.csv",
     output:
-        "paper_figures/{tier}/claims.csv",
-        "paper_figures/{tier}/claims_components.csv",
-        "paper_figures/{tier}/claims.tex",
+        ensure("paper_figures/{tier}/claims.csv", non_empty=True),
+        ensure("paper_figures/{tier}/claims_components.csv", non_empty=True),
+        ensure("paper_figures/{tier}/claims.tex", non_empty=True),
     log:
         "results/{tier}/logs/claims.log",
     benchmark:
@@ -147,12 +144,15 @@ rule economics:
     input:
         tables="paper_figures/{tier}/tidy/runs.csv",
     output:
-        "paper_figures/{tier}/economics.csv",
-        "paper_figures/{tier}/economics_paper.csv",
-        expand(
-            "paper_figures/{{tier}}/economics{cost}.{end}",
-            cost=("", "_seconds", "_bytes"),
-            end=("pdf", "png"),
+        ensure("paper_figures/{tier}/economics.csv", non_empty=True),
+        ensure("paper_figures/{tier}/economics_paper.csv", non_empty=True),
+        ensure(
+            expand(
+                "paper_figures/{{tier}}/economics{cost}.{end}",
+                cost=("", "_seconds", "_bytes"),
+                end=("pdf", "png"),
+            ),
+            non_empty=True,
         ),
     log:
         "results/{tier}/logs/economics.log",
@@ -176,16 +176,22 @@ rule economics:
 
 rule exact:
     output:
-        expand(
-            "paper_figures/exact/exact{table}.csv",
-            table=["", "_kl", "_halves", "_training", "_findings"],
+        ensure(
+            expand(
+                "paper_figures/exact/exact{table}.csv",
+                table=["", "_kl", "_halves", "_training", "_findings"],
+            ),
+            non_empty=True,
         ),
-        expand(
-            "paper_figures/exact/exact_{figure}.{end}",
-            figure=["bias", "progress", "filter", "halves", "cap", "kl", "training"],
-            end=["pdf", "png"],
+        ensure(
+            expand(
+                "paper_figures/exact/exact_{figure}.{end}",
+                figure=["bias", "progress", "filter", "halves", "cap", "kl", "training"],
+                end=["pdf", "png"],
+            ),
+            non_empty=True,
         ),
-        "paper_figures/exact/provenance.json",
+        ensure("paper_figures/exact/provenance.json", non_empty=True),
     log:
         "results/exact/exact.log",
     benchmark:
@@ -209,7 +215,7 @@ rule report:
         exact=rules.exact.output[0],
     output:
         report(
-            "results/{tier}/report.html",
+            ensure("results/{tier}/report.html", non_empty=True),
             category="Report",
             labels={"tier": "{tier}"},
         ),

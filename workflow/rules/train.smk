@@ -7,8 +7,8 @@ rule train:
     input:
         train_inputs,
     output:
-        "results/{tier}/runs/{run}/final.json",
-        "results/{tier}/runs/{run}/metrics.jsonl",
+        ensure("results/{tier}/runs/{run}/final.json", non_empty=True),
+        ensure("results/{tier}/runs/{run}/metrics.jsonl", non_empty=True),
     log:
         "results/{tier}/logs/train/{run}.log",
     benchmark:

@@ -81,7 +81,8 @@ def without_idle_rate_limit():
     """Take away Snakemake's default rate limit of 100 jobs a second, which limits nothing here; one of one's own stays.
 
     For it Snakemake (9.19 to 9.27) looks for jobs to start once a second anew for every job that it has started: after
-    140 jobs that takes a third of a core. Called when jobs start, since the scheduler isn't there before.
+    140 jobs that takes a third of a core. No setting does it: it can't be none, and Snakemake waits for the end of a
+    longer timespan before it ends itself. Called when jobs start, since the scheduler isn't there before.
     """
     limiter = workflow.scheduler.job_rate_limiter
     if limiter is not None and (limiter.max_jobs, limiter.timespan) == (100, 1):

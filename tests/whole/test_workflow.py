@@ -196,7 +196,9 @@ def test_slurm_profile_lists_the_paper_s_runs_with_their_resources():
 class Resources(dict):
     """As Snakemake's: read as items and as attributes."""
 
-    __getattr__ = dict.__getitem__
+    def __init__(self, *given, **named):
+        super().__init__(*given, **named)
+        self.__dict__ = self
 
 
 @pytest.mark.parametrize(

@@ -48,9 +48,8 @@ def main() -> None:
     print(f"{'runs':>7}{'target':>8}{'s':>9}{'CPU s':>9}{'MiB':>7}{'ms a run':>10}")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        for part in ("Snakefile", "workflow", "ftis"):
-            copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
-            copy(ROOT / part, folder / part)
+        for part in ("workflow", "ftis"):
+            shutil.copytree(ROOT / part, folder / part)
         config = folder / "workflow/config/grid.yaml"
         for wanted in args.runs:
             which = "full" if wanted >= sizes["full"] else "paper"

@@ -55,9 +55,11 @@ _HOME = {name: room for room, names in _ROOMS.items() for name in names}
 
 __all__ = [
     "FILTER_RULES",
-    "Far",
     "KL_ESTIMATORS",
     "METHODS",
+    "TIS",
+    "VIS",
+    "Far",
     "Method",
     "NoWeight",
     "Objective",
@@ -67,10 +69,8 @@ __all__ = [
     "RunFolder",
     "Suite",
     "Swarm",
-    "TIS",
     "Terms",
     "UserError",
-    "VIS",
     "Verdict",
     "evaluate",
     "grade",

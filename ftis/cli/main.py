@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import os
-import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 
 from ftis import __version__, logs
 from ftis.errors import UserError
+
+if TYPE_CHECKING:
+    from ftis.config import RunConfig
+
+PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.ENOTCONN, errno.EHOSTDOWN}
+"""Errors of a file system on a network that may be gone when the job is tried again."""
 
 ABOUT = """\
 F-TIS (arXiv 2605.22537) reproduction and benchmark suite: GRPO post-training in a swarm of different models.
@@ -27,7 +34,8 @@ The whole grid runs through Snakemake (see README.md); these commands are its jo
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0 well, 2 bad input, 130 interrupted."""
+    """Run a command; returns the exit code: 0 well, 1 what may go well another time, 2 bad input, which won't, 130
+    interrupted. The workflow doesn't try a job again that ended with 2."""
     arguments = parser().parse_args(argv)
     logs.show()
     try:
@@ -35,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return error.exit_code
     except OSError as error:
         # A full disk or a folder that can't be written is for the user to mend; a traceback doesn't help.
         if error.filename is None and error.errno is None:
@@ -44,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
             f"error: {error.filename or ''}: {error.strerror}; check the path, its permissions and the disk",
             file=sys.stderr,
         )
-        return 2
+        return 1 if error.errno in PASSING else 2
     except SafetensorError as error:  # what it makes of an OSError, too
         print(
             f"error: weights can't be written or read: {error}; check the path and the disk", file=sys.stderr
@@ -122,7 +130,7 @@ def parser() -> argparse.ArgumentParser:
         option("--out", type=Path, metavar="DIR", help="run folder (default: results/TIER/runs/NAME)"),
         option("--transport", choices=("local", "processes"), help="all nodes in one process, or a process for each (default: as the settings say)"),
         option("--node", metavar="K", help="run only node K, from 0, beside one such process for each other node; auto: $SLURM_PROCID or $RANK"),
-        option("--host", metavar="ADDRESS", help="with --node: where the others reach this process (default: this machine's name)"),
+        option("--host", metavar="ADDRESS", help="with --node: where the others reach this process (default: this machine's address, see docs/cluster.md)"),
         option("--launched", nargs=2, type=int, help=argparse.SUPPRESS),
     )  # fmt: skip
     command("settings", _settings, "list every setting of a run with its type, default and meaning")
@@ -244,17 +252,21 @@ def _train(arguments: argparse.Namespace) -> None:
     job = arguments.config is None
     if arguments.node is not None:
         node = _node(arguments.node, len(config.nodes))
+        from ftis.runs.processes.host import reachable_host
         from ftis.runs.processes.node import train_alone, train_launched
+        from ftis.suite.gpus import require_gpu
 
         if arguments.launched:
             train_launched(config, out, node, *arguments.launched)
         else:
-            train_alone(config, out, node, arguments.host or socket.gethostname(), job)
+            if arguments.tier:
+                require_gpu(_gpu_count(arguments, "train", config))
+            train_alone(config, out, node, reachable_host(arguments.host), job)
         return
     # The grid's runs are jobs of the workflow. One may find its run in the hands of a process that nobody waits for
     # any more, left by a killed Snakemake or on a lost node: it lets that finish, and trains what is left to train.
     # And it starts over what has been trained with a recipe that has changed since.
-    with _gpus(arguments, "train"):
+    with _gpus(arguments, "train", config):
         from ftis.runs.train import train
 
         train(config, out, job)
@@ -299,21 +311,25 @@ def _generate(arguments: argparse.Namespace) -> None:
     _use_threads(grid.resources(arguments.tier, "generate").threads)
     batch = grid.answers_batch(arguments.tier, config)
     sampling = Sampling(config.seed, batch, config.reward, config.rollout.backend)
-    with _gpus(arguments, "generate"):
+    with _gpus(arguments, "generate", config):
         # As in _train: what a process that nobody waits for has begun is taken over.
         generate(subjects, tests, folder / "generations.jsonl", sampling, facts=facts, resume=True, wait=True)
 
 
-def _gpus(arguments: argparse.Namespace, rule: str):
+def _gpus(arguments: argparse.Namespace, rule: str, config: RunConfig):
     """A lease of as many GPUs as the tier gives a job of that rule; without a tier nothing is leased or hidden."""
-    from ftis.suite import grid
     from ftis.suite.gpus import lease
 
-    if not arguments.tier:
-        return contextlib.nullcontext()
-    run = getattr(arguments, "run", None)
-    run = grid.Run.from_slug(run) if run else None
-    return lease(grid.resources(arguments.tier, rule, run).gpus)
+    return lease(_gpu_count(arguments, rule, config)) if arguments.tier else contextlib.nullcontext()
+
+
+def _gpu_count(arguments: argparse.Namespace, rule: str, config: RunConfig) -> int:
+    """GPUs that the tier gives a job of that rule; none where the settings say that all nodes are on the CPU."""
+    from ftis.suite import grid
+
+    run = grid.Run.from_slug(arguments.run) if getattr(arguments, "run", None) else None
+    on_cpu = all(node.device == "cpu" for node in config.nodes)
+    return 0 if on_cpu else grid.resources(arguments.tier, rule, run).gpus
 
 
 def _use_threads(count: int) -> None:
@@ -485,6 +501,7 @@ def _warm_start(arguments: argparse.Namespace) -> None:
 
     tier, seed, out = arguments.tier, arguments.seed, arguments.out
     model = grid.made_model(tier, arguments.model)
+    config = grid.resolve(tier, grid.Run(arguments.model, "alone", None, "vertical", seed))
     settings = model.tiny or model.warm
     with tqdm(desc=f"warm start {arguments.model}", total=settings.steps, disable=None) as bar:
 
@@ -492,14 +509,13 @@ def _warm_start(arguments: argparse.Namespace) -> None:
             bar.update(step - bar.n)
             bar.set_postfix_str(f"loss {loss:.3f}")
 
-        with _gpus(arguments, "warm_start"), state.only_writer(out, wait=True):
+        with _gpus(arguments, "warm_start", config), state.only_writer(out, wait=True):
             if model.tiny is not None:
                 tokenizer = arguments.tokenizer or Path("results", tier, "models", "tokenizer")
                 data = arguments.data or Path("results", tier, "data")
                 tiny.warm_start(settings, seed, tokenizer, data, out, show)
                 return
             _use_threads(grid.resources(tier, "warm_start").threads)
-            config = grid.resolve(tier, grid.Run(arguments.model, "alone", None, "vertical", seed))
             where, revision = grid.source_of(model)
             sft.warm_start(
                 settings, seed, where, revision, config.rollout.prompt, config.train, out,

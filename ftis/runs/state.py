@@ -22,13 +22,19 @@ from typing import Any, TextIO
 from safetensors.torch import load_file
 
 from ftis.config import KEPT
-from ftis.errors import UserError
+from ftis.errors import Interrupted, UserError
+from ftis.locks import locked
 from ftis.provenance import sha256, write_atomic, write_json
 from ftis.runs.tensor_file import save_tensors
 from ftis.swarm.state import State
 from ftis.swarm.transport import Lost
 
 log = logging.getLogger(__name__)
+
+LONGEST_WAIT_S = 3600.0
+"""Seconds that a job waits for another process that trains its run."""
+LOOK_S = 0.2
+"""Seconds between two looks at whether it has ended."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ class Checkpoint:
 @contextlib.contextmanager
 def run_lock(folder: Path, wait: bool = False, shared: bool = False) -> Iterator[int]:
     """Hold a folder of a run's state: a second trainer of the same run is told who has it, or with `wait` waits for
-    its end. Yields the lock's descriptor.
+    its end, `LONGEST_WAIT_S` at most. Yields the lock's descriptor.
 
     The kernel frees the lock when its holder dies, however it dies, and all to whom it handed the descriptor.
     `shared`: with others who hold it shared, against those who want it alone.
@@ -67,14 +73,6 @@ def only_writer(path: Path, wait: bool = False) -> Iterator[None]:
             lock.unlink(missing_ok=True)
 
 
-def no_locks(folder: Path, error: OSError) -> str:
-    """What to say where a file can't be locked."""
-    return (
-        f"{folder}: its file system has no locks ({error.strerror}), which keep two trainers of a run apart; mount it "
-        "with them (Lustre: -o flock), or choose a folder elsewhere"
-    )
-
-
 def _lock_file(path: Path, busy: str, wait: bool, kind: int) -> TextIO:
     """The lock's file, open, locked and signed."""
     while True:
@@ -86,19 +84,16 @@ def _lock_file(path: Path, busy: str, wait: bool, kind: int) -> TextIO:
                 f"{path.parent}: can't be written ({error.strerror}); choose another --out"
             ) from None
         try:
-            fcntl.flock(handle, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            handle.seek(0)
-            since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(os.fstat(handle.fileno()).st_mtime))
-            holder = f"{busy} ({handle.read().strip()} since {since})"
-            if not wait:
-                handle.close()
-                raise UserError(f"{holder}; wait for it or stop it") from None
-            log.info("%s; waiting for its end", holder)
-            fcntl.flock(handle, kind)
-        except OSError as error:
+            if not locked(handle, kind):
+                handle.seek(0)
+                since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(os.fstat(handle.fileno()).st_mtime))
+                holder = f"{busy} ({handle.read().strip()} since {since})"
+                if not wait:
+                    raise UserError(f"{holder}; wait for it or stop it")
+                _await(handle, kind, holder)
+        except UserError:
             handle.close()
-            raise UserError(no_locks(path.parent, error)) from None
+            raise
         # The holder may have removed the file at its end: this one would keep nobody out.
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(handle.fileno()), os.stat(path)):
@@ -107,6 +102,19 @@ def _lock_file(path: Path, busy: str, wait: bool, kind: int) -> TextIO:
                 handle.flush()
                 return handle
         handle.close()
+
+
+def _await(handle: TextIO, kind: int, holder: str) -> None:
+    """Wait for a lock until its holder ends. The job keeps its GPU meanwhile, so not for ever."""
+    log.info("%s; waiting for its end", holder)
+    until = time.monotonic() + LONGEST_WAIT_S
+    while not locked(handle, kind):
+        if time.monotonic() > until:
+            raise Interrupted(
+                f"{holder}; it hasn't ended within {LONGEST_WAIT_S / 60:.0f} minutes, and this job would hold its GPU "
+                "for nothing; stop that process, or wait for its end and start this again"
+            )
+        time.sleep(LOOK_S)
 
 
 @contextlib.contextmanager
@@ -122,12 +130,9 @@ def is_training(folder: Path) -> bool:
     try:
         with open(folder / "training") as handle:
             # Shared: two who look at the same time don't take each other for it.
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return not locked(handle, fcntl.LOCK_SH)
     except FileNotFoundError:
         return False
-    except BlockingIOError:
-        return True
-    return False
 
 
 def remove_partial(out: Path) -> None:

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from ftis.config import RunConfig, recipe_hash
 from ftis.provenance import sha256
 from ftis.runs import state
 from ftis.runs.evidence import save_evidence
 from ftis.runs.folder import RunFolder
+from ftis.runs.progress import Progress
 from ftis.swarm.loop import Swarm
 from ftis.swarm.metrics import Line
 
@@ -54,11 +54,9 @@ def train_here(config: RunConfig, out: str | Path, job: bool = False) -> RunFold
         folder.write_config(config)
         checkpoint = next(state.sound_checkpoints(folder.state, recipe_hash(config)), None)
         done = begin(swarm, folder.state, checkpoint)
-        # disable=None: a bar on a terminal, silence in a log.
-        with tqdm(desc=config.name, total=config.iterations, initial=done, disable=None) as bar:
+        with Progress(config.name, config.iterations, done) as progress:
             for line in kept_iterations(swarm, folder.state, done):
-                bar.set_postfix_str(", ".join(f"{n.label}: reward {n.reward:.2f}" for n in line.nodes))
-                bar.update()
+                progress.show(line.step, {n.label: n.reward for n in line.nodes})
         metrics = (folder.state / "metrics.jsonl").read_text()
         folder.publish(config, save(swarm, folder), metrics, {})
     return folder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from ftis.config import RunConfig
 from ftis.errors import UserError
-from ftis.runs.state import no_locks
+from ftis.locks import locked
 from ftis.suite import cost, grid
 from ftis.suite.cost import Gpu
 from ftis.suite.memory import GIB
@@ -243,11 +242,11 @@ def _disk(runs: Sequence[RunPlan], results: Path, jobs: int) -> Iterator[str]:
     if not os.access(folder, os.W_OK):
         yield f"disk: {folder} can't be written; run from another folder"
         return
-    with tempfile.TemporaryFile(dir=folder) as file:
+    with tempfile.NamedTemporaryFile("w", dir=folder) as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            yield f"disk: {no_locks(folder, error)}"
+            locked(file)
+        except UserError as error:
+            yield f"disk: {error}"
 
 
 def _backends(runs: Sequence[RunPlan]) -> Iterator[str]:

@@ -57,12 +57,20 @@ ReturnToService=2
 JobRequeue=1
 MinJobAge=600
 KillWait=2
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 SlurmdTimeout={patience}
 MessageTimeout=10
 """
 NODE = "NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs=2 RealMemory=16000 Gres=gpu:{gpus}\n"
-# The profile's partitions.
-PARTITIONS = "PartitionName=cpu Nodes=ALL Default=YES State=UP\nPartitionName=gpu Nodes=ALL State=UP\n"
+# The profile's partitions, two whose jobs are preempted, named after what becomes of them, and one whose jobs preempt.
+PARTITIONS = """\
+PartitionName=cpu Nodes=ALL State=UP PreemptMode=OFF Default=YES
+PartitionName=gpu Nodes=ALL State=UP PreemptMode=OFF
+PartitionName=requeue Nodes=ALL State=UP PreemptMode=REQUEUE
+PartitionName=cancel Nodes=ALL State=UP PreemptMode=CANCEL
+PartitionName=urgent Nodes=ALL State=UP PreemptMode=OFF PriorityTier=10
+"""
 
 
 def missing() -> str | None:
@@ -115,6 +123,20 @@ class Cluster:
             ),
             30,
         )
+
+    @contextlib.contextmanager
+    def configured(self, old: str, new: str) -> Iterator[None]:
+        """With another line in slurm.conf for the length of a `with` block."""
+        path = self.folder / "slurm.conf"
+        text = path.read_text()
+        assert text.count(f"{old}\n") == 1, f"{old} isn't a line of slurm.conf"
+        try:
+            path.write_text(text.replace(f"{old}\n", f"{new}\n"))
+            self.call("scontrol", "reconfigure")
+            yield
+        finally:
+            path.write_text(text)
+            self.call("scontrol", "reconfigure")
 
     def start_node(self, name: str) -> None:
         self.call("slurmd", "-N", name)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from ftis.errors import UserError
 from ftis.suite import slurm
 from tests.parts import copy_checkout
 
@@ -22,7 +23,16 @@ def plan(tmp_path):
     (tmp_path / "workflow").symlink_to(ROOT / "workflow")
 
     def call(*arguments, config=()):
-        command = ["-s", ROOT / "Snakefile", "--directory", tmp_path, "-n", "--cores", "2", *arguments]
+        command = [
+            "-s",
+            ROOT / "workflow/Snakefile",
+            "--directory",
+            tmp_path,
+            "-n",
+            "--cores",
+            "2",
+            *arguments,
+        ]
         code, printed = _snakemake(*command, *(["--config", *config] if config else []))
         return code, _jobs(printed), printed
 
@@ -120,19 +130,19 @@ def test_unknown_names_are_errors_that_say_what_exists(plan, target, config, mes
 
 @pytest.fixture
 def made(tmp_path):
-    """Makes targets in a copy of the checkout, out of empty files; then the rules that a change in a settings file
+    """Makes targets in a copy of the checkout, out of files that say nothing; then the rules that a change in a settings file
     would run again for them."""
     checkout = copy_checkout(tmp_path)
 
     def call(*arguments):
-        code, printed = _snakemake("-s", checkout / "Snakefile", "-d", checkout, "-c1", *arguments)
+        code, printed = _snakemake("-s", checkout / "workflow/Snakefile", "-d", checkout, "-c1", *arguments)
         assert code == 0, printed
         return printed
 
     def make(*targets):
         for file in re.findall(r"^(\S+/\S+)\t", call(*targets, "--summary"), re.MULTILINE):
             (checkout / file).parent.mkdir(parents=True, exist_ok=True)
-            (checkout / file).touch()
+            (checkout / file).write_text("made\n")  # an output that is empty is an error
         call(*targets, "--touch", "-F")
 
         def changed(file, old, new):
@@ -179,30 +189,51 @@ def test_slurm_profile_lists_the_paper_s_runs_with_their_resources():
     assert code == 0, printed
     listed = dict(re.findall(r"paper: training (\S+) \((.*)\)", printed))
     assert len(listed) == 21
-    assert listed.pop("expertise_large-ftis-g50-vertical-s42") == "2 GPUs, 120000 MB, 2880 minutes"
-    assert set(listed.values()) == {"1 GPUs, 120000 MB, 2880 minutes"}
+    assert listed.pop("expertise_large-ftis-g50-vertical-s42") == "2 GPUs, 120000 MB, 720 minutes"
+    assert set(listed.values()) == {"1 GPUs, 120000 MB, 720 minutes"}
 
 
-@pytest.mark.parametrize("gpus", [0, 2])
-def test_slurm_is_asked_beforehand_what_jobs_are_submitted_with(gpus):
+class Resources(dict):
+    """As Snakemake's: read as items and as attributes."""
+
+    def __init__(self, *given, **named):
+        super().__init__(*given, **named)
+        self.__dict__ = self
+
+
+@pytest.mark.parametrize(
+    ("gpus", "more", "asked"),
+    [
+        (0, {}, {"--ntasks=1"}),
+        (2, {}, {"--gpus=2"}),
+        (1, {"gpu_model": "h100", "qos": "long"}, {"--gpus=h100:1", "--qos=long"}),
+        (0, {"gres": "gpu:h100:1"}, {"--gres=gpu:h100:1"}),
+    ],
+)
+def test_slurm_is_asked_beforehand_what_jobs_are_submitted_with(gpus, more, asked):
     """One task with the job's threads, however many GPUs it has."""
-    plugin = pytest.importorskip("snakemake_executor_plugin_slurm.submit_string")
-
-    class Resources(dict):
-        __getattr__ = dict.__getitem__
-
+    pytest.importorskip("snakemake_executor_plugin_slurm")
     profile = yaml.safe_load((ROOT / "workflow/profiles/slurm/profile.yaml").read_text())
-    resources = Resources(profile["default-resources"], gpu=gpus)
-    names = ("run_uuid", "slurm_logfile", "comment_str", "account", "partition", "workdir")
-    job = SimpleNamespace(resources=resources, threads=8)
-    submitted = plugin.get_submit_command(job, dict.fromkeys(names, ""))
-    flags = re.compile(r"--(?:ntasks[a-z-]*|cpus-per-[a-z]+|nodes)=\S+")
-    asked = set(flags.findall(" ".join(slurm.sbatch_options(resources, 8))))
-    assert (
-        asked
-        == set(flags.findall(submitted))
-        == {"--cpus-per-task=8", "--nodes=1"} | (set() if gpus else {"--ntasks=1"})
-    )
+    resources = Resources(profile["default-resources"], gpu=gpus, **more)
+    job = SimpleNamespace(resources=resources, threads=8, rule=SimpleNamespace(name="train"))
+    settings = SimpleNamespace(requeue=False, no_requeue=True, qos=None, reservation=None)
+    command = slurm.sbatch_command(job, settings)
+    flags = set(re.findall(r"--(?:ntasks[a-z-]*|cpus-per-[a-z]+|nodes|gpus|gres|qos)=\S+", command))
+    assert flags == {"--cpus-per-task=8", "--nodes=1"} | asked
+    assert " -p cpu " in command and "--mem 2000" in command and "--no-requeue" in command
+
+
+def test_what_the_slurm_plugin_refuses_names_the_rows_of_the_profile():
+    pytest.importorskip("snakemake_executor_plugin_slurm")
+    for wrong, said in (
+        ({"slurm_extra": "--qos=long"}, "slurm_extra"),
+        ({"gres": "gpu 1"}, "Invalid GRES format"),
+    ):
+        job = SimpleNamespace(resources=Resources(wrong), threads=1, rule=SimpleNamespace(name="train"))
+        with pytest.raises(
+            UserError, match=rf"a train job can't be submitted: .*{said}.* Rows for partition, .*profile"
+        ):
+            slurm.sbatch_command(job, None)
 
 
 def test_small_tier_warms_its_models_up_first(plan):
@@ -231,7 +262,7 @@ main(sys.argv[1:])
 @pytest.mark.parametrize(("own", "limit"), [((), "None"), (("--max-jobs-per-timespan", "5/1m"), "(5, 60.0)")])
 def test_only_a_rate_limit_of_ones_own_is_in_force_when_jobs_start(tmp_path, own, limit):
     (tmp_path / "workflow").symlink_to(ROOT / "workflow")
-    command = ["-s", ROOT / "Snakefile", "--directory", tmp_path, "-c1", *own]
+    command = ["-s", ROOT / "workflow/Snakefile", "--directory", tmp_path, "-c1", *own]
     target = "results/smoke/models/tokenizer/tokenizer.json"
     _, printed = _snakemake(*command, "--", target, program=("-c", LIMIT))
     assert f"limit: {limit}\n" in printed, printed
@@ -244,6 +275,6 @@ def test_lint_has_only_its_environment_hint():
 
 
 def test_snakefmt_is_clean():
-    command = [Path(sys.executable).with_name("snakefmt"), "--check", "Snakefile", "workflow"]
+    command = [Path(sys.executable).with_name("snakefmt"), "--check", "workflow"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr

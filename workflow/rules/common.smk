@@ -6,7 +6,8 @@ import sys
 
 from snakemake.exceptions import WorkflowError
 
-sys.path.insert(0, workflow.basedir)
+ROOT = os.path.dirname(os.path.abspath(workflow.basedir))
+sys.path.insert(0, ROOT)
 
 from ftis.suite import fetch
 from ftis.suite import grid
@@ -28,9 +29,9 @@ wildcard_constraints:
 def _plainly(function):
     """Turn a UserError into the message that Snakemake prints without a traceback."""
 
-    def called(*arguments):
+    def called(*arguments, **named):
         try:
-            return function(*arguments)
+            return function(*arguments, **named)
         except UserError as error:
             raise WorkflowError(str(error)) from None
 
@@ -56,21 +57,33 @@ os.environ.update(
 )
 
 
-def need(rule, what):
-    """Threads or a resource of a rule's job, as its tier says."""
+REFUSED = {"gpus": 0, "threads": 1, "mem_mb": 500, "runtime": 5}  # what it takes to say so
 
-    def value(wildcards):
+
+def need(rule, what):
+    """Threads or a resource of a rule's job, as its tier says; but no GPU for trying again what is the user's to mend."""
+
+    def value(wildcards, attempt):
+        name = wildcards.get("run") or f"{wildcards.role}-s{wildcards.seed}"
+        if attempt > 1 and os.path.exists(f"results/{wildcards.tier}/logs/{rule}/{name}.refused"):
+            return REFUSED[what]
         run = grid.Run.from_slug(wildcards.run) if wildcards.get("run") else None
         return getattr(grid.resources(wildcards.tier, rule, run), what)
 
     return _plainly(value)
 
 
+def this_attempt(wildcards, attempt):
+    """Which try of this call of Snakemake a job is, from 1; for workflow/scripts/job."""
+    return attempt
+
+
 def without_idle_rate_limit():
     """Take away Snakemake's default rate limit of 100 jobs a second, which limits nothing here; one of one's own stays.
 
     For it Snakemake (9.19 to 9.27) looks for jobs to start once a second anew for every job that it has started: after
-    140 jobs that takes a third of a core. Called when jobs start, since the scheduler isn't there before.
+    140 jobs that takes a third of a core. No setting does it: it can't be none, and Snakemake waits for the end of a
+    longer timespan before it ends itself. Called when jobs start, since the scheduler isn't there before.
     """
     limiter = workflow.scheduler.job_rate_limiter
     if limiter is not None and (limiter.max_jobs, limiter.timespan) == (100, 1):
@@ -89,8 +102,11 @@ def before_slurm():
         from ftis.model.vllm.sampler import require_vllm
 
         require_vllm()
+    settings = workflow.executor_settings
+    slurm.require_ends_seen(settings)
+    slurm.require_accepted(jobs, settings)
     os.environ.update(HF_HUB_OFFLINE="1")  # the jobs inherit it: all is here, and none waits for a network
-    slurm.require_accepted({slurm.sbatch_options(job.resources, job.threads): job.rule.name for job in jobs})
+    slurm.translate(f"{workflow.basedir}/scripts/slurm")
 
 
 # --- Targets --------------------------------------------------------------------------------------------

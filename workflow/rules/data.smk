@@ -3,9 +3,10 @@
 
 rule tiny_data:
     output:
-        "results/{tier}/data/train.jsonl",
-        "results/{tier}/data/validation.jsonl",
-        "results/{tier}/data/ood.jsonl",
+        ensure(
+            expand("results/{{tier}}/data/{part}.jsonl", part=["train", "validation", "ood"]),
+            non_empty=True,
+        ),
     log:
         "results/{tier}/logs/tiny_data.log",
     benchmark:
@@ -14,13 +15,15 @@ rule tiny_data:
     resources:
         mem_mb=500,
         runtime=10,
+        attempt=this_attempt,
     params:
         settings=data_settings,
         out=subpath(output[0], parent=True),
     message:
         "{wildcards.tier}: making problems"
     shell:
-        "python -m ftis.cli tiny-data --tier {wildcards.tier} --out {params.out} > {log} 2>&1"
+        "workflow/scripts/job {log} {resources.attempt}"
+        " python -m ftis.cli tiny-data --tier {wildcards.tier} --out {params.out}"
 
 
 rule fetch:

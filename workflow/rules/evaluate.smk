@@ -7,7 +7,7 @@ rule generate:
         subjects,
         benchmark_inputs,
     output:
-        "results/{tier}/runs/{run}/generations.jsonl",
+        ensure("results/{tier}/runs/{run}/generations.jsonl", non_empty=True),
     log:
         "results/{tier}/logs/generate/{run}.log",
     benchmark:
@@ -17,19 +17,21 @@ rule generate:
         mem_mb=need("generate", "mem_mb"),
         runtime=need("generate", "runtime"),
         gpu=need("generate", "gpus"),
+        attempt=this_attempt,
     params:
         settings=answers_settings,
     message:
         "{wildcards.tier}: answering the benchmarks with {wildcards.run}"
     shell:
-        "python -m ftis.cli generate --tier {wildcards.tier} --run {wildcards.run} > {log} 2>&1"
+        "workflow/scripts/job {log} {resources.attempt}"
+        " python -m ftis.cli generate --tier {wildcards.tier} --run {wildcards.run}"
 
 
 rule score:
     input:
         "results/{tier}/runs/{run}/generations.jsonl",
     output:
-        "results/{tier}/runs/{run}/scores.json",
+        ensure("results/{tier}/runs/{run}/scores.json", non_empty=True),
     log:
         "results/{tier}/logs/score/{run}.log",
     benchmark:
@@ -38,7 +40,9 @@ rule score:
     resources:
         mem_mb=4000,
         runtime=60,
+        attempt=this_attempt,
     message:
         "{wildcards.tier}: grading {wildcards.run}"
     shell:
-        "python -m ftis.cli score --tier {wildcards.tier} --run {wildcards.run} > {log} 2>&1"
+        "workflow/scripts/job {log} {resources.attempt}"
+        " python -m ftis.cli score --tier {wildcards.tier} --run {wildcards.run}"

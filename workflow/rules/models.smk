@@ -3,8 +3,10 @@
 
 rule tokenizer:
     output:
-        "results/{tier}/models/tokenizer/tokenizer.json",
-        "results/{tier}/models/tokenizer/tokenizer_config.json",
+        ensure(
+            multiext("results/{tier}/models/tokenizer/tokenizer", ".json", "_config.json"),
+            non_empty=True,
+        ),
     log:
         "results/{tier}/logs/tokenizer.log",
     benchmark:
@@ -13,20 +15,21 @@ rule tokenizer:
     resources:
         mem_mb=1000,
         runtime=10,
+        attempt=this_attempt,
     params:
         out=subpath(output[0], parent=True),
     message:
         "{wildcards.tier}: making the tokenizer"
     shell:
-        "python -m ftis.cli tokenizer --out {params.out} > {log} 2>&1"
+        "workflow/scripts/job {log} {resources.attempt}" " python -m ftis.cli tokenizer --out {params.out}"
 
 
 rule warm_start:
     input:
         warm_inputs,
     output:
-        "results/{tier}/models/{role}-s{seed}/warm.json",
-        "results/{tier}/models/{role}-s{seed}/model.safetensors",
+        ensure("results/{tier}/models/{role}-s{seed}/warm.json", non_empty=True),
+        ensure("results/{tier}/models/{role}-s{seed}/model.safetensors", non_empty=True),
     log:
         "results/{tier}/logs/warm_start/{role}-s{seed}.log",
     benchmark:
@@ -36,11 +39,13 @@ rule warm_start:
         mem_mb=need("warm_start", "mem_mb"),
         runtime=need("warm_start", "runtime"),
         gpu=need("warm_start", "gpus"),
+        attempt=this_attempt,
     params:
         settings=warm_settings,
         out=subpath(output[0], parent=True),
     message:
         "{wildcards.tier}: warm start of {wildcards.role}, seed {wildcards.seed}"
     shell:
-        "python -m ftis.cli warm-start --tier {wildcards.tier} --model {wildcards.role} --seed {wildcards.seed}"
-        " --out {params.out} > {log} 2>&1"
+        "workflow/scripts/job {log} {resources.attempt}"
+        " python -m ftis.cli warm-start --tier {wildcards.tier} --model {wildcards.role} --seed {wildcards.seed}"
+        " --out {params.out}"

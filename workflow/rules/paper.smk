@@ -5,9 +5,7 @@ rule figure:
     input:
         artefact_inputs,
     output:
-        "paper_figures/{tier}/{figure}.pdf",
-        "paper_figures/{tier}/{figure}.png",
-        "paper_figures/{tier}/{figure}.csv",
+        ensure(multiext("paper_figures/{tier}/{figure}", ".pdf", ".png", ".csv"), non_empty=True),
     log:
         "results/{tier}/logs/figure/{figure}.log",
     benchmark:
@@ -16,6 +14,7 @@ rule figure:
     resources:
         mem_mb=2000,
         runtime=15,
+        attempt=this_attempt,
     params:
         settings=artefact_settings,
         runs=artefact_options,
@@ -23,8 +22,9 @@ rule figure:
     message:
         "{wildcards.tier}: drawing {wildcards.figure}"
     shell:
-        "python -m ftis.cli figure {wildcards.figure} --tier {wildcards.tier} --out {params.out}"
-        " --runs-dir results/{wildcards.tier}/runs {params.runs} > {log} 2>&1"
+        "workflow/scripts/job {log} {resources.attempt}"
+        " python -m ftis.cli figure {wildcards.figure} --tier {wildcards.tier} --out {params.out}"
+        " --runs-dir results/{wildcards.tier}/runs {params.runs}"
 
 
 rule table:
@@ -32,8 +32,7 @@ rule table:
         artefact_inputs,
         values="workflow/config/paper_values.csv",
     output:
-        "paper_figures/{tier}/{table}.csv",
-        "paper_figures/{tier}/{table}.tex",
+        ensure(multiext("paper_figures/{tier}/{table}", ".csv", ".tex"), non_empty=True),
     log:
         "results/{tier}/logs/table/{table}.log",
     benchmark:
@@ -42,6 +41,7 @@ rule table:
     resources:
         mem_mb=2000,
         runtime=15,
+        attempt=this_attempt,
     params:
         settings=artefact_settings,
         runs=artefact_options,
@@ -49,17 +49,16 @@ rule table:
     message:
         "{wildcards.tier}: making {wildcards.table}"
     shell:
-        "python -m ftis.cli table {wildcards.table} --tier {wildcards.tier} --out {params.out}"
-        " --runs-dir results/{wildcards.tier}/runs {params.runs} > {log} 2>&1"
+        "workflow/scripts/job {log} {resources.attempt}"
+        " python -m ftis.cli table {wildcards.table} --tier {wildcards.tier} --out {params.out}"
+        " --runs-dir results/{wildcards.tier}/runs {params.runs}"
 
 
 rule ablation:
     input:
         ablation_inputs,
     output:
-        "paper_figures/{tier}/ablation-{ablation}.pdf",
-        "paper_figures/{tier}/ablation-{ablation}.png",
-        "paper_figures/{tier}/ablation-{ablation}.csv",
+        ensure(multiext("paper_figures/{tier}/ablation-{ablation}", ".pdf", ".png", ".csv"), non_empty=True),
     log:
         "results/{tier}/logs/ablation/{ablation}.log",
     benchmark:
@@ -68,6 +67,7 @@ rule ablation:
     resources:
         mem_mb=2000,
         runtime=15,
+        attempt=this_attempt,
     params:
         settings=ablation_settings,
         runs=ablation_options,
@@ -75,20 +75,23 @@ rule ablation:
     message:
         "{wildcards.tier}: comparing the runs of ablation {wildcards.ablation}"
     shell:
-        "python -m ftis.cli ablation {wildcards.ablation} --tier {wildcards.tier} --out {params.out}"
-        " --runs-dir results/{wildcards.tier}/runs {params.runs} > {log} 2>&1"
+        "workflow/scripts/job {log} {resources.attempt}"
+        " python -m ftis.cli ablation {wildcards.ablation} --tier {wildcards.tier} --out {params.out}"
+        " --runs-dir results/{wildcards.tier}/runs {params.runs}"
 
 
 rule tidy:
     input:
         tidy_inputs,
     output:
-        "paper_figures/{tier}/tidy/runs.csv",
-        "paper_figures/{tier}/tidy/training.csv",
-        "paper_figures/{tier}/tidy/validation.csv",
-        "paper_figures/{tier}/tidy/scores.csv",
-        "paper_figures/{tier}/tidy/completions.csv",
-        "paper_figures/{tier}/provenance.json",
+        ensure(
+            expand(
+                "paper_figures/{{tier}}/tidy/{table}.csv",
+                table=["runs", "training", "validation", "scores", "completions"],
+            ),
+            non_empty=True,
+        ),
+        ensure("paper_figures/{tier}/provenance.json", non_empty=True),
     log:
         "results/{tier}/logs/tidy.log",
     benchmark:
@@ -97,6 +100,7 @@ rule tidy:
     resources:
         mem_mb=2000,
         runtime=15,
+        attempt=this_attempt,
     params:
         settings=tidy_settings,
         runs=tidy_options,
@@ -104,17 +108,18 @@ rule tidy:
     message:
         "{wildcards.tier}: gathering all runs into tidy tables"
     shell:
-        "python -m ftis.cli tidy --tier {wildcards.tier} --out {params.out}"
-        " --runs-dir results/{wildcards.tier}/runs {params.runs} > {log} 2>&1"
+        "workflow/scripts/job {log} {resources.attempt}"
+        " python -m ftis.cli tidy --tier {wildcards.tier} --out {params.out}"
+        " --runs-dir results/{wildcards.tier}/runs {params.runs}"
 
 
 rule claims:
     input:
         tables="paper_figures/{tier}/tidy/runs.csv",
     output:
-        "paper_figures/{tier}/claims.csv",
-        "paper_figures/{tier}/claims_components.csv",
-        "paper_figures/{tier}/claims.tex",
+        ensure("paper_figures/{tier}/claims.csv", non_empty=True),
+        ensure("paper_figures/{tier}/claims_components.csv", non_empty=True),
+        ensure("paper_figures/{tier}/claims.tex", non_empty=True),
     log:
         "results/{tier}/logs/claims.log",
     benchmark:
@@ -123,6 +128,7 @@ rule claims:
     resources:
         mem_mb=2000,
         runtime=15,
+        attempt=this_attempt,
     params:
         settings=shown_settings,
         tables=subpath(input.tables, parent=True),
@@ -130,19 +136,23 @@ rule claims:
     message:
         "{wildcards.tier}: testing the paper's claims"
     shell:
-        "python -m ftis.cli claims --tier {wildcards.tier} --tables {params.tables} --out {params.out} > {log} 2>&1"
+        "workflow/scripts/job {log} {resources.attempt}"
+        " python -m ftis.cli claims --tier {wildcards.tier} --tables {params.tables} --out {params.out}"
 
 
 rule economics:
     input:
         tables="paper_figures/{tier}/tidy/runs.csv",
     output:
-        "paper_figures/{tier}/economics.csv",
-        "paper_figures/{tier}/economics_paper.csv",
-        expand(
-            "paper_figures/{{tier}}/economics{cost}.{end}",
-            cost=("", "_seconds", "_bytes"),
-            end=("pdf", "png"),
+        ensure("paper_figures/{tier}/economics.csv", non_empty=True),
+        ensure("paper_figures/{tier}/economics_paper.csv", non_empty=True),
+        ensure(
+            expand(
+                "paper_figures/{{tier}}/economics{cost}.{end}",
+                cost=("", "_seconds", "_bytes"),
+                end=("pdf", "png"),
+            ),
+            non_empty=True,
         ),
     log:
         "results/{tier}/logs/economics.log",
@@ -152,6 +162,7 @@ rule economics:
     resources:
         mem_mb=2000,
         runtime=15,
+        attempt=this_attempt,
     params:
         settings=shown_settings,
         tables=subpath(input.tables, parent=True),
@@ -159,21 +170,28 @@ rule economics:
     message:
         "{wildcards.tier}: what a node gains by joining"
     shell:
-        "python -m ftis.cli economics --tier {wildcards.tier} --tables {params.tables} --out {params.out} > {log} 2>&1"
+        "workflow/scripts/job {log} {resources.attempt}"
+        " python -m ftis.cli economics --tier {wildcards.tier} --tables {params.tables} --out {params.out}"
 
 
 rule exact:
     output:
-        expand(
-            "paper_figures/exact/exact{table}.csv",
-            table=["", "_kl", "_halves", "_training", "_findings"],
+        ensure(
+            expand(
+                "paper_figures/exact/exact{table}.csv",
+                table=["", "_kl", "_halves", "_training", "_findings"],
+            ),
+            non_empty=True,
         ),
-        expand(
-            "paper_figures/exact/exact_{figure}.{end}",
-            figure=["bias", "progress", "filter", "halves", "cap", "kl", "training"],
-            end=["pdf", "png"],
+        ensure(
+            expand(
+                "paper_figures/exact/exact_{figure}.{end}",
+                figure=["bias", "progress", "filter", "halves", "cap", "kl", "training"],
+                end=["pdf", "png"],
+            ),
+            non_empty=True,
         ),
-        "paper_figures/exact/provenance.json",
+        ensure("paper_figures/exact/provenance.json", non_empty=True),
     log:
         "results/exact/exact.log",
     benchmark:
@@ -182,12 +200,13 @@ rule exact:
     resources:
         mem_mb=2000,
         runtime=30,
+        attempt=this_attempt,
     params:
         out=subpath(output[0], parent=True),
     message:
         "the exact study of methods on a policy small enough to enumerate"
     shell:
-        "python -m ftis.cli exact --out {params.out} > {log} 2>&1"
+        "workflow/scripts/job {log} {resources.attempt}" " python -m ftis.cli exact --out {params.out}"
 
 
 rule report:
@@ -196,7 +215,7 @@ rule report:
         exact=rules.exact.output[0],
     output:
         report(
-            "results/{tier}/report.html",
+            ensure("results/{tier}/report.html", non_empty=True),
             category="Report",
             labels={"tier": "{tier}"},
         ),
@@ -208,6 +227,7 @@ rule report:
     resources:
         mem_mb=2000,
         runtime=15,
+        attempt=this_attempt,
     params:
         settings=shown_settings,
         artefacts="paper_figures/{tier}",
@@ -215,5 +235,6 @@ rule report:
     message:
         "{wildcards.tier}: writing the report"
     shell:
-        "python -m ftis.cli report --tier {wildcards.tier} --artefacts {params.artefacts} --exact {params.exact}"
-        " --out {output} > {log} 2>&1"
+        "workflow/scripts/job {log} {resources.attempt}"
+        " python -m ftis.cli report --tier {wildcards.tier} --artefacts {params.artefacts} --exact {params.exact}"
+        " --out {output}"

@@ -7,8 +7,8 @@ rule train:
     input:
         train_inputs,
     output:
-        "results/{tier}/runs/{run}/final.json",
-        "results/{tier}/runs/{run}/metrics.jsonl",
+        ensure("results/{tier}/runs/{run}/final.json", non_empty=True),
+        ensure("results/{tier}/runs/{run}/metrics.jsonl", non_empty=True),
     log:
         "results/{tier}/logs/train/{run}.log",
     benchmark:
@@ -18,10 +18,12 @@ rule train:
         mem_mb=need("train", "mem_mb"),
         runtime=need("train", "runtime"),
         gpu=need("train", "gpus"),
+        attempt=this_attempt,
     params:
         recipe=train_recipe,
     message:
         "{wildcards.tier}: training {wildcards.run}"
         " ({resources.gpu} GPUs, {resources.mem_mb} MB, {resources.runtime} minutes)"
     shell:
-        "python -m ftis.cli train --tier {wildcards.tier} --run {wildcards.run} > {log} 2>&1"
+        "workflow/scripts/job {log} {resources.attempt}"
+        " python -m ftis.cli train --tier {wildcards.tier} --run {wildcards.run}"

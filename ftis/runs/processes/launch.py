@@ -19,11 +19,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tqdm import tqdm
-
 from ftis.config import RunConfig
-from ftis.errors import UserError
+from ftis.errors import Interrupted, UserError
 from ftis.runs.folder import RunFolder
+from ftis.runs.progress import Progress
 from ftis.runs.train import claimed
 
 log = logging.getLogger(__name__)
@@ -87,7 +86,9 @@ def launch(config: RunConfig, out: str | Path, job: bool = False) -> RunFolder:
             why = (
                 "no node was left to publish it" if _begun(children) else "it ended before all nodes had met"
             )
-            raise UserError("\n".join([f"the run is not finished: {why}", *(c.ending() for c in failed)]))
+            # Bad input is what a node calls so; one that was killed may live another time.
+            kind = UserError if all(c.process.returncode == 2 or c.stopped for c in failed) else Interrupted
+            raise kind("\n".join([f"the run is not finished: {why}", *(c.ending() for c in failed)]))
         for child in failed:
             log.warning(child.ending())
         for node in folder.final["lost"]:
@@ -125,7 +126,7 @@ def _watch(config: RunConfig, children: list[_Child]) -> None:
     lost: set[int] = set()
     unread: dict[int, bytes] = {}
     with contextlib.ExitStack() as undo:
-        bar = undo.enter_context(tqdm(desc=config.name, total=config.iterations, disable=None))
+        progress = undo.enter_context(Progress(config.name, config.iterations))
         selector = undo.enter_context(selectors.DefaultSelector())
         for child in children:
             undo.callback(os.close, child.reports)
@@ -144,11 +145,11 @@ def _watch(config: RunConfig, children: list[_Child]) -> None:
                         lost |= _take(child, json.loads(line))
                     else:
                         child.said.append(line.decode(errors="replace"))
-                        bar.write(f"node {child.node}: {child.said[-1]}", file=sys.stderr)
+                        progress.say(f"node {child.node}: {child.said[-1]}")
             there = [child for child in children if child.node not in lost]
-            if all(child.first is not None for child in there):
-                bar.n = min(max(child.first, child.step) for child in there)
-                bar.set_postfix_str(", ".join(f"{child.name}: reward {child.reward:.2f}" for child in there))
+            if there and all(child.first is not None for child in there):
+                done = min(max(child.first, child.step) for child in there)
+                progress.show(done, {child.name: child.reward for child in there})
             running = [child for child in children if child.process.poll() is None]
             if not running and not ready:
                 break  # something that a node started may still hold its pipes

@@ -320,7 +320,7 @@ def _use_threads(count: int) -> None:
 
 
 def _score(arguments: argparse.Namespace) -> None:
-    from ftis.runs.answers import score
+    from ftis.runs.scores import score
 
     folder = _run_folder(arguments)
     score(folder / "generations.jsonl", folder / "scores.json")
@@ -328,7 +328,8 @@ def _score(arguments: argparse.Namespace) -> None:
 
 def _evaluate(arguments: argparse.Namespace) -> None:
     from ftis.errors import unknown
-    from ftis.runs.answers import BenchmarkSpec, Sampling, Subject, generate, score
+    from ftis.runs.answers import BenchmarkSpec, Sampling, Subject, generate
+    from ftis.runs.scores import score
     from ftis.tasks.grading.verdict import FORMATS
     from ftis.tasks.problems import Dataset
 

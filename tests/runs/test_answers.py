@@ -13,7 +13,8 @@ from ftis.errors import UserError
 from ftis.model.sampler import TransformersSampler
 from ftis.provenance import sha256
 from ftis.runs import state
-from ftis.runs.answers import BenchmarkSpec, Sampling, Subject, _weights, generate, score, start_subjects
+from ftis.runs.answers import BenchmarkSpec, Sampling, Subject, _weights, generate, start_subjects
+from ftis.runs.scores import score
 from ftis.stats import mean_interval, pass_at_k, wilson
 from ftis.tasks.problems import Dataset
 

@@ -11,7 +11,8 @@ import pytest
 from ftis.config import RUN_CONFIG
 from ftis.errors import UserError
 from ftis.papers.ftis.claims import make_claims
-from ftis.runs.answers import BenchmarkSpec, Sampling, generate, run_subjects, score, start_subjects
+from ftis.runs.answers import BenchmarkSpec, Sampling, generate, run_subjects, start_subjects
+from ftis.runs.scores import score
 from ftis.settings import parse
 from ftis.study import ablation
 from ftis.study.economics import make_economics

@@ -352,9 +352,10 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     for name, result in score(generations, scores)["nodes"][0]["benchmarks"].items():
         print(
             f"{name}: accuracy {result['accuracy']:.1%} (95 % interval {result['low']:.1%} to {result['high']:.1%}, "
-            f"{result['problems']} problems x {result['samples']}), format {result['format_rate']:.1%}, truncated {result['truncated']:.1%}"
+            f"{result['problems']} problems x {result['samples']}), format {result['format_rate']:.1%}, truncated {result['truncated']:.1%}; "
+            f"by math-verify {result['math_verify']['accuracy']:.1%}"
         )
-    print(f"written: {generations}, {scores}")
+    print(f"written: {generations}, {scores}, {scores.with_name('graded.jsonl')}")
 
 
 def _plan(arguments: argparse.Namespace) -> None:

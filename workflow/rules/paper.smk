@@ -88,6 +88,7 @@ rule tidy:
         "paper_figures/{tier}/tidy/validation.csv",
         "paper_figures/{tier}/tidy/scores.csv",
         "paper_figures/{tier}/tidy/completions.csv",
+        "paper_figures/{tier}/tidy/disagreements.csv",
         "paper_figures/{tier}/provenance.json",
     log:
         "results/{tier}/logs/tidy.log",

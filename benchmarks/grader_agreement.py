@@ -10,39 +10,36 @@ public repository (its tag format, and math-verify on the tag's text against the
 
 import argparse
 import json
-import logging
 import re
 from collections import Counter, defaultdict
 from pathlib import Path
 
-from math_verify import parse, verify
-
 from ftis.provenance import versions
+from ftis.tasks.grading.math_verify_verdict import math_verify_many
 from ftis.tasks.grading.verdict import FORMATS, grade_many
 
-logging.disable(logging.CRITICAL)  # math-verify logs each of its own timeouts
 TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 HASHES = re.compile(r"#### (-?[0-9.,]+)")
 
 
-def accepts(gold: str, text: str) -> bool:
-    """math-verify's own verdict; what it can't parse or finish is no."""
-    try:
-        return bool(verify(parse(f"${gold}$"), parse(text)))
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        return False
+def math_verify(rows: list[dict]) -> list[bool]:
+    return [bool(v.accepts) for v in math_verify_many([(r["gold"], r["text"]) for r in rows])]
 
 
-def code_reward(text: str, gold: str) -> bool:
-    found = TAG.findall(text)
-    return FORMATS["code"](text) and bool(found) and accepts(gold, found[-1].strip())
+def code_reward(rows: list[dict]) -> list[bool]:
+    tags = [TAG.findall(r["text"]) for r in rows]
+    theirs = math_verify_many([(r["gold"], tag[-1].strip() if tag else "") for r, tag in zip(rows, tags)])
+    return [
+        FORMATS["code"](r["text"]) and bool(tag) and bool(v.accepts) for r, tag, v in zip(rows, tags, theirs)
+    ]
 
 
-def hashes(text: str, gold: str) -> bool:
-    found = HASHES.findall(text)
-    return bool(found) and found[-1].replace(",", "").rstrip(".") == gold.replace(",", "")
+def hashes(rows: list[dict]) -> list[bool]:
+    found = [HASHES.findall(r["text"]) for r in rows]
+    return [
+        bool(f) and f[-1].replace(",", "").rstrip(".") == r["gold"].replace(",", "")
+        for r, f in zip(rows, found)
+    ]
 
 
 def main() -> None:
@@ -63,19 +60,14 @@ def main() -> None:
             rows[row["task"], row["gold"], row["text"]] = row  # equal completions count once
     rows = list(rows.values())
     ours = grade_many([(r["text"], r["gold"], r["task"]) for r in rows])
-    others = {
-        "math-verify": lambda r: accepts(r["gold"], r["text"]),
-        "code": lambda r: code_reward(r["text"], r["gold"]),
-        "hashes": lambda r: hashes(r["text"], r["gold"]),
-    }
+    others = {"math-verify": math_verify, "code": code_reward, "hashes": hashes}
     result = {"completions": len(rows), "by_task": dict(Counter(r["task"] for r in rows)), "graders": {}}
     result["ours"] = {"answer": sum(v.answer for v in ours), "reward": int(sum(v.reward for v in ours))}
     print(f"{len(rows)} distinct completions {result['by_task']}; ours: {result['ours']}")
     for name, judge in others.items():
         classes = defaultdict(list)
-        for row, verdict in zip(rows, ours):
+        for row, verdict, theirs in zip(rows, ours, judge(rows)):
             mine = bool(verdict.reward) if name == "code" else verdict.answer
-            theirs = judge(row)
             if mine != theirs:
                 kind = f"{'they accept, we do not' if theirs else 'we accept, they do not'}: {verdict.reason}"
                 classes[kind].append((row, verdict))

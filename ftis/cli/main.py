@@ -339,7 +339,7 @@ def _use_threads(count: int) -> None:
 
 
 def _score(arguments: argparse.Namespace) -> None:
-    from ftis.runs.answers import score
+    from ftis.runs.scores import score
 
     folder = _run_folder(arguments)
     score(folder / "generations.jsonl", folder / "scores.json")
@@ -347,7 +347,8 @@ def _score(arguments: argparse.Namespace) -> None:
 
 def _evaluate(arguments: argparse.Namespace) -> None:
     from ftis.errors import unknown
-    from ftis.runs.answers import BenchmarkSpec, Sampling, Subject, generate, score
+    from ftis.runs.answers import BenchmarkSpec, Sampling, Subject, generate
+    from ftis.runs.scores import score
     from ftis.tasks.grading.verdict import FORMATS
     from ftis.tasks.problems import Dataset
 
@@ -370,9 +371,10 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     for name, result in score(generations, scores)["nodes"][0]["benchmarks"].items():
         print(
             f"{name}: accuracy {result['accuracy']:.1%} (95 % interval {result['low']:.1%} to {result['high']:.1%}, "
-            f"{result['problems']} problems x {result['samples']}), format {result['format_rate']:.1%}, truncated {result['truncated']:.1%}"
+            f"{result['problems']} problems x {result['samples']}), format {result['format_rate']:.1%}, truncated {result['truncated']:.1%}; "
+            f"by math-verify {result['math_verify']['accuracy']:.1%}"
         )
-    print(f"written: {generations}, {scores}")
+    print(f"written: {generations}, {scores}, {scores.with_name('graded.jsonl')}")
 
 
 def _plan(arguments: argparse.Namespace) -> None:

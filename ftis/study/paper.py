@@ -103,7 +103,7 @@ def load_scores(run_dirs: Sequence[Path], tier: str) -> pd.DataFrame:
     """Tidy scores of a tier's runs: one row a (run, node, benchmark).
 
     Columns: run, setup, method, g, split, variant, seed, node, role, label, benchmark (id or ood), dataset,
-    accuracy, low, high, n, format_rate, truncated.
+    accuracy, low, high, n, format_rate, truncated, math_verify (accuracy by math-verify's own verdict).
     """
     fields = ["dataset", "accuracy", "low", "high", "n", "format_rate", "truncated"]
     rows, called = [], labels(tier)
@@ -117,10 +117,13 @@ def load_scores(run_dirs: Sequence[Path], tier: str) -> pd.DataFrame:
                 for benchmark, score in node["benchmarks"].items():
                     found = {field: score.get(field) for field in fields}
                     found["accuracy"] = float(score["accuracy"])
+                    found["math_verify"] = float(score["math_verify"]["accuracy"])
                     rows.append({**run, **who, "benchmark": benchmark, **found})
         except (KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path}: lacks {error}; delete it and {make_target(path)}") from None
-    return pd.DataFrame(rows, columns=[*RUN_COLUMNS, "node", "role", "label", "benchmark", *fields])
+    return pd.DataFrame(
+        rows, columns=[*RUN_COLUMNS, "node", "role", "label", "benchmark", *fields, "math_verify"]
+    )
 
 
 def named(node: Mapping[str, Any], called: Mapping[str, str]) -> dict[str, Any]:
@@ -429,11 +432,13 @@ def table2(scores: pd.DataFrame) -> pd.DataFrame:
     One row a (pair, model) that `scores` has an F-TIS run of, in the paper's order. Ours is over the
     seeds that both runs have, so the difference is paired by seed; its interval is the 95 % t-interval
     (empty for one seed), sd the sample standard deviation. Fractions, and the same in percent with one
-    decimal in the columns that end in `_pct`.
+    decimal in the columns that end in `_pct`. Columns that start with `math_verify_` are ours by math-verify's
+    own verdict; they are there if the scores have it.
     """
     published = paper_values()
     values = published.set_index(["artefact", "pair", "role", "quantity"])["value"]
     ood = scores[scores["benchmark"] == "ood"]
+    both = "math_verify" in ood and ood["math_verify"].notna().all()
     rows = []
     models = published[(published["artefact"] == "table2") & (published["quantity"] == "model")]
     for setup, role, model in models[["pair", "role", "value"]].itertuples(index=False):
@@ -452,9 +457,6 @@ def table2(scores: pd.DataFrame) -> pd.DataFrame:
             raise UserError(
                 f"table2: no run of {role} alone with a seed of its F-TIS run; name it: --run {wanted}"
             )
-        alone, ftis = lone.loc[seeds, "accuracy"], node.loc[seeds, "accuracy"]
-        gain = ftis - alone
-        low, high = t_interval(gain)
         paper_alone = float(values["table2", setup, role, "alone"])
         paper_ftis = float(values["table2", setup, role, "ftis"])
         fractions = {
@@ -462,14 +464,11 @@ def table2(scores: pd.DataFrame) -> pd.DataFrame:
             "paper_ftis": paper_ftis,
             # Three decimals are published: the rest would be rounding noise of the subtraction.
             "paper_difference": round(paper_ftis - paper_alone, 6),
-            "alone": alone.mean(),
-            "alone_sd": alone.std(ddof=1),
-            "ftis": ftis.mean(),
-            "ftis_sd": ftis.std(ddof=1),
-            "difference": gain.mean(),
-            "difference_low": low,
-            "difference_high": high,
+            **_paired(lone.loc[seeds, "accuracy"], node.loc[seeds, "accuracy"]),
         }
+        if both:
+            by = _paired(lone.loc[seeds, "math_verify"], node.loc[seeds, "math_verify"])
+            fractions |= {f"math_verify_{name}": value for name, value in by.items()}
         rows.append(
             {
                 "pair": load_grid().setups[setup].title,
@@ -487,6 +486,21 @@ def table2(scores: pd.DataFrame) -> pd.DataFrame:
     if not rows:
         raise UserError("table2: no run of vertical F-TIS with a score on the out-of-distribution set")
     return pd.DataFrame(rows)
+
+
+def _paired(alone: pd.Series, ftis: pd.Series) -> dict[str, float]:
+    """Accuracies by seed: their means, standard deviations, and the mean difference with its 95 % interval."""
+    gain = ftis - alone
+    low, high = t_interval(gain)
+    return {
+        "alone": alone.mean(),
+        "alone_sd": alone.std(ddof=1),
+        "ftis": ftis.mean(),
+        "ftis_sd": ftis.std(ddof=1),
+        "difference": gain.mean(),
+        "difference_low": low,
+        "difference_high": high,
+    }
 
 
 def _pct(fraction: float) -> str:
@@ -572,26 +586,35 @@ def table2_tex(table: pd.DataFrame, tier: str) -> str:
     def with_sd(mean: str, sd: str) -> str:
         return rf"${mean} \pm {sd}$" if sd else mean
 
+    def ours(row: Any, by: str = "") -> list[str]:
+        alone, alone_sd, ftis, ftis_sd, difference, low, high = (
+            getattr(row, f"{by}{name}_pct")
+            for name in (
+                *("alone", "alone_sd", "ftis", "ftis_sd"),
+                *("difference", "difference_low", "difference_high"),
+            )
+        )
+        interval = f" $[{low}, {high}]$" if low else ""
+        return [with_sd(alone, alone_sd), with_sd(ftis, ftis_sd), signed(difference) + interval]
+
+    both = "math_verify_alone" in table
     body, previous = [], None
     for row in table.itertuples():
         if row.setup != previous:
             body += [] if previous is None else [r"\addlinespace"]
             body.append(rf"\multicolumn{{8}}{{l}}{{\emph{{{escape(row.pair)}}}}} \\")
             previous = row.setup
-        interval = (
-            f" $[{row.difference_low_pct}, {row.difference_high_pct}]$" if row.difference_low_pct else ""
-        )
-        cells = [
+        paper = [
             escape(row.paper_model.removeprefix("Qwen2.5-")),
             row.paper_alone_pct,
             row.paper_ftis_pct,
             signed(row.paper_difference_pct),
-            escape(row.model),
-            with_sd(row.alone_pct, row.alone_sd_pct),
-            with_sd(row.ftis_pct, row.ftis_sd_pct),
-            signed(row.difference_pct) + interval,
         ]
-        body.append(" & ".join(cells) + r" \\")
+        body.append(" & ".join([*paper, escape(row.model), *ours(row)]) + r" \\")
+        if both:
+            body.append(
+                " & ".join([*[""] * 4, r"\emph{by math-verify}", *ours(row, "math_verify_")]) + r" \\"
+            )
     counts = sorted(table["seeds"].unique())
     seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     benchmarks = sorted({f"{row.benchmark} ({row.problems} problems)" for row in table.itertuples()})
@@ -604,10 +627,15 @@ def table2_tex(table: pd.DataFrame, tier: str) -> str:
         if several
         else ""
     )
+    grader = (
+        " Our grader, and below it math-verify's own verdict on the same answers (docs/grading.md)."
+        if both
+        else ""
+    )
     caption = (
         "Out-of-distribution accuracy (%), trained alone and under F-TIS. "
         "Paper: Qwen2.5 on MATH-500, one seed. "
-        f"Tier {tier}: {', '.join(benchmarks)}, {seeds} seed{'' if seeds == '1' else 's'}.{spread} "
+        f"Tier {tier}: {', '.join(benchmarks)}, {seeds} seed{'' if seeds == '1' else 's'}.{spread}{grader} "
         f"The gains stated in the summary of the paper ({stated} %) are {found} points in its table."
     )
     head = [

@@ -5,7 +5,9 @@ training: one row a (run, node, iteration).
 validation: one row a (run, node, validated iteration); 0 is before training.
 scores: one row a (run, node, benchmark, decoding), after training; runs named start-... are before it.
 completions: answers of several runs to the same questions, to be read.
-Accuracies are fractions. `run` and `node` join the tables.
+disagreements: answers that only one of our grader and math-verify accepts, a few of each kind.
+Accuracies are fractions; `math_verify` is by math-verify's own verdict, every other one by ours. `run` and `node` join
+the tables.
 """
 
 from __future__ import annotations
@@ -18,10 +20,9 @@ from typing import Any
 import pandas as pd
 
 from ftis.errors import UserError
+from ftis.study.answers import completions, disagreements
 from ftis.study.paper import RUN_COLUMNS, make_target, named, parse_json, read_text, run_columns, write_files
-from ftis.suite.grid import Run, benchmarks, labels
-from ftis.tasks.grading.verdict import grade_many
-from ftis.tasks.problems import load_problems
+from ftis.suite.grid import Run, labels
 
 Tables = dict[str, pd.DataFrame]
 
@@ -33,20 +34,22 @@ COLUMNS = {
                  "filtered_foreign", "kl_foreign", "grad_norm", "seconds"],
     "validation": ["run", "node", "step", "greedy", "sampled", "format_greedy", "format_sampled", "problems", "samples"],
     "scores": ["run", "node", "benchmark", "decoding", "dataset", "accuracy", "format_rate", "truncated", "problems",
-               "samples"],
+               "samples", "math_verify", "math_verify_faults", "only_ours", "only_math_verify"],
     "completions": ["run", "method", "setup", "role", "label", "seed", "benchmark", "id", "question", "gold", "sample",
-                    "text", "correct", "format"],
+                    "text", "correct", "format", "math_verify"],
+    "disagreements": ["benchmark", "ours", "math_verify", "reason", "kind_rows", "rows", "id", "gold", "extracted",
+                      "read", "run", "node", "test", "sample"],
 }  # fmt: skip
+UNPUBLISHED = {"scores": ("math_verify", "math_verify_faults", "only_ours", "only_math_verify"),
+               "completions": ("math_verify",), "disagreements": tuple(COLUMNS["disagreements"])}  # fmt: skip
+"""What tables lack that were published before math-verify's verdict was kept: they are read with these empty."""
 TEXTS = {*RUN_COLUMNS, "role", "label", "commit", "recipe", "benchmark", "decoding", "dataset", "id", "question", "gold",
-         "text"} - {"seed"}  # fmt: skip
+         "text", "reason", "extracted", "read", "test"} - {"seed"}  # fmt: skip
 ORDER = {"runs": ["run", "node"], "training": ["run", "node", "step"], "validation": ["run", "node", "step"],
-         "scores": ["run", "node", "benchmark", "decoding"], "completions": ["benchmark", "id", "role", "run"]}  # fmt: skip
+         "scores": ["run", "node", "benchmark", "decoding"], "completions": ["benchmark", "id", "role", "run"],
+         "disagreements": ["benchmark", "ours", "reason", "id", "extracted", "read"]}  # fmt: skip
 COUNTS = ("tokens_generated", "tokens_trained", "bytes_sent", "bytes_received")
 PHASES = ("sample", "grade", "exchange", "update")
-SHOWN = ("start", "alone", "nois", "tis", "ftis")
-"""Methods whose completions are kept, g = 50 where they filter, of the paper's first pair."""
-QUESTIONS = 3
-"""A benchmark."""
 
 
 def tidy(run_dirs: Sequence[Path], tier: str) -> Tables:
@@ -58,6 +61,7 @@ def tidy(run_dirs: Sequence[Path], tier: str) -> Tables:
             _add_training(folder, called, rows)
         _add_scores(folder, called, rows)
     rows["completions"] = completions(run_dirs, tier)
+    rows["disagreements"] = disagreements(run_dirs)
     tables = {
         name: pd.DataFrame(rows[name], columns=columns).sort_values(ORDER[name], ignore_index=True)
         for name, columns in COLUMNS.items()
@@ -143,6 +147,7 @@ def _add_scores(folder: Path, called: Mapping[str, str], rows: dict[str, list[di
     try:
         for node in scores["nodes"]:
             for name, score in node["benchmarks"].items():
+                other = score["math_verify"]
                 rows["scores"].append({
                     "run": folder.name,
                     "node": node["node"],
@@ -152,64 +157,14 @@ def _add_scores(folder: Path, called: Mapping[str, str], rows: dict[str, list[di
                     **{key: round(score[key], 5) for key in ("accuracy", "format_rate", "truncated")},
                     "problems": score["problems"],
                     "samples": score["samples"],
+                    "math_verify": round(other["accuracy"], 5),
+                    "math_verify_faults": other["faults"],
+                    **{key: other[key] for key in ("only_ours", "only_math_verify")},
                 })  # fmt: skip
             if Run.from_slug(folder.name).method == "start":
                 rows["runs"].append({**run_columns(folder.name), **named(node, called), "iterations": 0})
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: lacks {error}; delete it and {make_target(path)}") from None
-
-
-def completions(run_dirs: Sequence[Path], tier: str) -> list[dict[str, Any]]:
-    """The first sampled (else greedy) answer to the first questions of each benchmark, by the models of one seed of
-    the size pair: before training, alone, and under the methods `SHOWN`."""
-    chosen = [(folder, Run.from_slug(folder.name)) for folder in run_dirs]
-    pair = ("base_small", "base_large")
-    shown = [
-        (folder, run)
-        for folder, run in chosen
-        if run.method in SHOWN
-        and not run.variant
-        and run.split == "vertical"
-        and run.threshold in (None, 50.0)
-        and (run.setup == "size_base" or run.setup in pair)
-    ]
-    if not shown:
-        return []
-    seed = shown[0][1].seed
-    questions = {
-        (role, p.id): p.question for role, b in benchmarks(tier).items() for p in load_problems(b.data)
-    }
-    rows, called = [], labels(tier)
-    for folder, run in shown:
-        if run.seed != seed:
-            continue
-        with open(folder / "generations.jsonl") as file:
-            header = json.loads(next(file))
-            wanted = _first_questions(header)
-            subjects = {s["node"]: named(s, called) for s in header["subjects"]}
-            counts: dict[tuple, set] = {}
-            for line in file:
-                row = json.loads(line)
-                ids = counts.setdefault((row["node"], row["test"]), set())
-                if row["test"] not in wanted or row["sample"] or len(ids) >= QUESTIONS:
-                    continue
-                ids.add(row["id"])
-                verdict = grade_many([(row["text"], row["gold"], row["task"])], shape=header["shape"])[0]
-                subject = subjects[row["node"]]
-                benchmark = row["test"].removesuffix("_sampled")
-                rows.append({
-                    "run": folder.name, "method": run.method, "setup": run.setup, "role": subject["role"],
-                    "label": subject["label"], "seed": run.seed, "benchmark": benchmark, "id": row["id"],
-                    "question": questions[benchmark, row["id"]], "gold": row["gold"], "sample": row["sample"],
-                    "text": row["text"], "correct": verdict.answer, "format": verdict.format,
-                })  # fmt: skip
-    return rows
-
-
-def _first_questions(header: Mapping[str, Any]) -> set[str]:
-    """The sampled tests where there are any, else the greedy ones."""
-    sampled = {name for name in header["tests"] if name.endswith("_sampled")}
-    return sampled or set(header["tests"])
 
 
 def make_tidy(tier: str, run_dirs: Sequence[Path], out: Path) -> None:
@@ -227,6 +182,11 @@ def sources(tier: str, run_dirs: Sequence[Path]) -> dict[str, Any]:
     """Commits, packages and hardware that the runs were made with; several of one kind are listed."""
     found: dict[str, set[str]] = {}
     for folder in run_dirs:
+        path = folder / "scores.json"
+        graders = parse_json(read_text(path), str(path), path)["graders"]
+        found.setdefault("graded_with", set()).add(
+            ", ".join(f"{name} {version}" for name, version in graders.items())
+        )
         if Run.from_slug(folder.name).method == "start":
             continue
         path = folder / "final.json"
@@ -274,14 +234,19 @@ def read_tidy(folder: Path) -> Tables:
     tables = {}
     for name, columns in COLUMNS.items():
         path = Path(folder) / f"{name}.csv"
+        later = UNPUBLISHED.get(name, ())
+        if list(later) == columns and not path.exists():
+            tables[name] = pd.DataFrame(columns=columns)
+            continue
         if not path.exists():
             raise UserError(f"{path}: no such file; make it with `snakemake -c1 {path}`")
         texts = [column for column in columns if column in TEXTS]
         table = pd.read_csv(path, dtype=dict.fromkeys(texts, str))
-        if missing := [column for column in columns if column not in table]:
+        if missing := [column for column in columns if column not in table and column not in later]:
             raise UserError(
                 f"{path}: lacks the column {missing[0]!r}; make it again with `snakemake -c1 {path}`"
             )
+        table = table.reindex(columns=list(dict.fromkeys([*table, *columns])))
         table[texts] = table[texts].fillna("")
         tables[name] = table
     return tables

@@ -51,6 +51,8 @@ def write_run(root: Path, slug: str, accuracy, ood=None, steps=(0, 5, 10)) -> Pa
     for name in names:
         rest = {"low": 0.0, "high": 1.0, "n": 500, "format_rate": 1.0, "truncated": 0.0}
         value = 0.5 if ood is None else ood(name["name"])
+        # Another grader that accepts half of what ours rejects.
+        rest["math_verify"] = {"accuracy": (1 + value) / 2}
         benchmarks = {
             "id": {"dataset": "tiny", "accuracy": 0.9, **rest},
             "ood": {"dataset": "tiny", "accuracy": value, **rest},
@@ -377,6 +379,12 @@ def test_table2_by_hand(tmp_path):
     assert (row["seeds"], row["benchmark"], row["problems"]) == (3, "tiny", 500)
     text = (tmp_path / "out" / "table2.tex").read_text()
     assert r"$42.0 \pm 2.0$" in text and r"$+4.0$ $[-0.3, 8.3]$" in text
+    # By math-verify (1 + x) / 2: 0.70, 0.71, 0.72 alone; half the gains, so half the interval.
+    assert (row["math_verify_alone"], row["math_verify_ftis"]) == (pytest.approx(0.71), pytest.approx(0.73))
+    assert row["math_verify_difference_high"] == pytest.approx(0.041513, abs=1e-6)
+    assert (row["math_verify_difference_pct"], row["math_verify_difference_low_pct"]) == (2.0, -0.2)
+    assert r"\emph{by math-verify} & $71.0 \pm 1.0$ & $73.0 \pm" in text
+    assert r"$+2.0$ $[-0.2, 4.2]$" in text and "below it math-verify's own verdict" in text
     assert "(12, 5.2, 7 " in text and "11.2, 5.2, 6 points" in text
     check_latex(text, 8)
 
@@ -390,6 +398,23 @@ def test_table2_with_one_seed_has_no_interval(tmp_path):
     text = (tmp_path / "out" / "table2.tex").read_text()
     assert "nan" not in text and "[" not in text.split(r"\midrule")[1].split(r"\bottomrule")[0]
     check_latex(text, 8)
+
+
+def test_table2_of_scores_without_math_verify_is_ours_alone(tmp_path):
+    """As published tables were made before its verdict was kept."""
+    scores = paper.load_scores(peft_runs(tmp_path, [0.5, 0.6], [0.4, 0.7]), TIER)
+    for old in (scores.drop(columns="math_verify"), scores.assign(math_verify=math.nan)):
+        table = paper.table2(old)
+        assert not [column for column in table if "math_verify" in column]
+        assert "math-verify" not in paper.table2_tex(table, TIER)
+
+
+def test_scores_from_before_math_verifys_verdict_say_how_to_grade_again(tmp_path):
+    runs = peft_runs(tmp_path, [0.5], [0.4])
+    path = runs[0] / "scores.json"
+    path.write_text(path.read_text().replace("math_verify", "something_else"))
+    with pytest.raises(UserError, match=r"lacks 'math_verify'; delete it and make it with `snakemake"):
+        paper.load_scores(runs, TIER)
 
 
 def test_table2_pairs_by_seed(tmp_path):

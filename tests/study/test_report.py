@@ -131,7 +131,9 @@ def folder(tmp_path) -> Path:
         made = {"commit": "0123abc", "recipe": "r1"}
         runs.append({**where, "seed": 1, "node": 0, **who, "iterations": 40, **cost, **made})
         score = {"run": method, "node": 0, "benchmark": "id", "decoding": "greedy", "accuracy": 0.875}
-        scores.append({**score, "format_rate": 0.5, "truncated": 0.0, "problems": 8, "samples": 1})
+        score |= {"dataset": "gsm8k", "format_rate": 0.5, "truncated": 0.0, "problems": 8, "samples": 1}
+        other = {"math_verify": 0.75, "math_verify_faults": 1, "only_ours": 2, "only_math_verify": 1}
+        scores.append({**score, **other})
         for question in range(8):
             right = method != "nois"
             text = {"text": HARM, "correct": right, "format": right, "sample": 0}
@@ -140,6 +142,11 @@ def folder(tmp_path) -> Path:
     write_csv(folder / "tidy" / "runs.csv", runs)
     write_csv(folder / "tidy" / "scores.csv", scores)
     write_csv(folder / "tidy" / "completions.csv", said)
+    kind = {"benchmark": "id", "ours": False, "math_verify": True, "reason": "no_answer", "kind_rows": 3}
+    differ = [{**kind, "rows": 1, "id": f"q{n}", "gold": "18", "read": "18"} for n in range(3)]
+    gave_up = {**kind, "ours": True, "math_verify": None, "reason": "equal", "kind_rows": 6, "rows": 6}
+    differ.append({**gave_up, "id": "q7", "gold": "<b>", "extracted": r"\frac{1}{2}"})
+    write_csv(folder / "tidy" / "disagreements.csv", differ)
     (folder / "provenance.json").write_text(
         json.dumps({"git": {"commit": "0123abc"}, "packages": {"torch": "2"}})
     )
@@ -190,6 +197,11 @@ def test_every_section_shows_its_numbers(folder):
     assert "3.0 h" in words["runs"] and "24 MB" in words["runs"] and "4.5 M" in words["runs"]
     assert "Qwen2.5-3B 57.5 54.0 −3.5 S base 50.0 51.2 +1.2 −1.0 to +3.4" in words["paper"]
     assert "XS base F-TIS g = 50, vertical 1 87.5 50.0" in words["paper"]
+    # Three runs of 8 answers each: 7 of 8 right by ours, 6 of 8 by math-verify.
+    assert "gsm8k in distribution, greedy 24 87.5 75.0 −12.5 6 3 3" in words["graders"]
+    assert "NoIS 8 87.5 75.0 −12.5 2 1 1" in words["graders"]
+    assert "ours says no_answer: 3 answers q0 18 – 18 ✗ wrong ✓ right 1" in words["graders"]
+    assert r"ours says equal: 6 answers q7 <b> \frac{1}{2} – ✓ right gave up 6" in words["graders"]
     assert "+30.5 −5.0 to −1.0" in words["claims"] and "8.2 bytes a token" in words["claims"]
     assert "the unchanged run: C = 1 (base_small −2.1)" in words["ablations"]
     assert "Runs of commit 0123abc, on a CPU." in words["ablations"]
@@ -235,6 +247,26 @@ def test_sentences_by_what_intervals_tell():
     )
 
 
+def test_graders_that_agree_and_tables_from_before_there_were_two(folder):
+    table2, scores = folder / "table2.csv", pd.read_csv(folder / "tidy/scores.csv")
+    numbers = ("alone", "ftis", "difference", "difference_low", "difference_high")
+    values = dict(zip(numbers, (0.6, 0.65, 0.05, 0.04, 0.06), strict=True))
+    pd.read_csv(table2).assign(**{f"math_verify_{k}": v for k, v in values.items()}).to_csv(
+        table2, index=False
+    )
+    scores.assign(only_ours=0, only_math_verify=0).to_csv(folder / "tidy/scores.csv", index=False)
+    words = Page(report(folder)).words
+    assert "S base 50.0 60.0 51.2 65.0 +1.2 +5.0 −1.0 to +3.4 +4.0 to +6.0" in words["paper"]
+    assert words["graders"].endswith("The two graders agree on every answer.")
+    scores.drop(columns="math_verify").to_csv(folder / "tidy/scores.csv", index=False)
+    words = Page(report(folder)).words
+    assert (
+        "scores.csv lacks math_verify. Made by snakemake -c2 paper_figures/tiny/tidy/scores.csv"
+        in words["graders"]
+    )
+    assert "Out of distribution" not in words["graders"] and "87.5" in words["paper"]
+
+
 def test_what_does_not_reproduce(folder):
     words = Page(report(folder)).words["differs"]
     assert "Claim 2 fails." in words and "Claim 7 is undecided." in words and "NoIS hurts" not in words
@@ -278,12 +310,13 @@ def test_an_empty_folder_says_how_to_fill_it(tmp_path):
     page = report(tmp_path / "nothing")
     words = Page(page).words
     assert list(words) == [
-        *("", "runs", "paper", "claims", "differs", "figures", "ablations", "exact", "economics"),
+        *("", "runs", "paper", "graders", "claims", "differs", "figures", "ablations", "exact", "economics"),
         *("answers", "provenance"),
     ]
     for section, target in {
         "runs": "tidy/runs.csv",
         "paper": "table2.csv",
+        "graders": "tidy/scores.csv",
         "claims": "claims.csv",
         "figures": "fig1.csv",
         "economics": "economics.csv",
@@ -307,6 +340,7 @@ INPUTS = [
         "economics.csv",
     ),
     *("ablation-cap.csv", "ablation-cap.png", "tidy/runs.csv", "tidy/scores.csv", "tidy/completions.csv"),
+    "tidy/disagreements.csv",
     *("provenance.json", "../exact/exact_findings.csv", "../exact/exact_cap.png"),
 ]
 
@@ -317,7 +351,7 @@ def test_a_bad_file_costs_its_own_place_alone(folder, name, content):
     path = folder / name
     path.unlink() if content is None else path.write_bytes(content)
     page = Page(report(folder))
-    assert len(page.words) == 11
+    assert len(page.words) == 12
     assert PICTURES - 1 <= len(page.named("img")) <= PICTURES
     assert "Below alone: NoIS" in page.words["figures"]
 

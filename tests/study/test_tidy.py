@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from dataclasses import replace
 
@@ -11,10 +12,12 @@ import pytest
 from ftis.config import RUN_CONFIG
 from ftis.errors import UserError
 from ftis.papers.ftis.claims import make_claims
-from ftis.runs.answers import BenchmarkSpec, Sampling, generate, run_subjects, score, start_subjects
+from ftis.runs.answers import BenchmarkSpec, Sampling, generate, run_subjects, start_subjects
+from ftis.runs.scores import score
 from ftis.runs.train import train
 from ftis.settings import parse
 from ftis.study import ablation
+from ftis.study.answers import DIFFERING, disagreements
 from ftis.study.economics import make_economics
 from ftis.study.paper import load_scores, run_columns
 from ftis.study.tidy import make_tidy, read_tidy
@@ -112,6 +115,12 @@ def test_tables_hold_what_the_runs_wrote(folders, tables):
     sampled = scores.loc[slug, 1, "ood", "sampled"]
     assert sampled["accuracy"] == pytest.approx(stored["ood_sampled"]["accuracy"], abs=1e-5)
     assert (sampled["problems"], sampled["samples"]) == (6, 3)
+    other = stored["ood_sampled"]["math_verify"]
+    assert sampled["math_verify"] == pytest.approx(other["accuracy"], abs=1e-5)
+    assert (sampled["only_ours"], sampled["only_math_verify"]) == (
+        other["only_ours"],
+        other["only_math_verify"],
+    )
     start = tables["runs"][tables["runs"]["method"] == "start"]
     assert list(start["role"]) == ["base_small"] and list(start["iterations"]) == [0]
     # Models are called what the tier calls them now.
@@ -138,6 +147,55 @@ def test_completions_are_the_same_questions_for_all(tables):
         assert same["question"].nunique() == 1 and len(same) == 2 + 2 * 2
     assert shown.groupby("benchmark")["id"].nunique().tolist() == [3, 3]
     assert all(str(row.gold) in row.text for row in shown.itertuples() if row.correct)
+    assert shown["math_verify"].isin([True, False]).all()
+
+
+def test_disagreements_are_the_answers_that_one_grader_accepts(folders, tables):
+    """Counted over all completions; a few of each kind are kept, each as it stands in its run's graded.jsonl."""
+    scores, kept = tables["scores"], tables["disagreements"]
+    kinds = kept.drop_duplicates(["benchmark", "ours", "math_verify", "reason"])
+    for ours, column in ((True, "only_ours"), (False, "only_math_verify")):
+        assert kinds.loc[kinds["ours"] == ours, "kind_rows"].sum() == scores[column].sum()
+    assert len(kept) and (kept["ours"] != kept["math_verify"]).all()
+    assert (kept.groupby(["benchmark", "ours", "math_verify", "reason"]).size() <= DIFFERING).all()
+    for row in kept.itertuples():
+        lines = [json.loads(line) for line in (folders[row.run] / "graded.jsonl").read_text().splitlines()]
+        here = {"node": row.node, "test": row.test, "id": row.id, "sample": row.sample}
+        (line,) = [line for line in lines if here.items() <= line.items()]
+        assert (line["answer"], line["math_verify"], line["reason"]) == (
+            row.ours,
+            row.math_verify,
+            row.reason,
+        )
+        assert (line["gold"], line["extracted"] or "", line["read"]) == (row.gold, row.extracted, row.read)
+
+
+def test_the_most_frequent_answers_of_a_kind_are_kept(tmp_path):
+    """Seven answers of one kind, the last seen twice as often; a fault counts as one grader's rejection."""
+    row = {
+        "node": 0,
+        "test": "ood",
+        "sample": 0,
+        "gold": "5",
+        "answer": True,
+        "format": True,
+        "reason": "equal",
+    }
+    lines = [{**row, "id": f"q{n}", "extracted": "5", "math_verify": False, "read": ""} for n in range(7)]
+    lines += [
+        lines[-1] | {"test": "ood_sampled"},
+        lines[0] | {"math_verify": None},
+        lines[0] | {"math_verify": True},
+    ]
+    (tmp_path / "graded.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    kept = disagreements([tmp_path])
+    assert [(row["id"], row["rows"], row["kind_rows"]) for row in kept if row["math_verify"] is False] == [
+        *(("q6", 2, 8), ("q0", 1, 8), ("q1", 1, 8), ("q2", 1, 8), ("q3", 1, 8)),
+    ]
+    assert [(row["id"], row["kind_rows"]) for row in kept if row["math_verify"] is None] == [("q0", 1)]
+    (tmp_path / "graded.jsonl").write_text('{"node": 0}\n')
+    with pytest.raises(UserError, match="graded.jsonl: lacks 'answer'; delete it and make it with"):
+        disagreements([tmp_path])
 
 
 def test_unfinished_runs_are_named(folders, root):
@@ -178,6 +236,7 @@ def test_provenance_lists_what_the_runs_were_made_with(folders, tables, root):
     final = json.loads((folders["alone-base_small-s42"] / "final.json").read_text())
     assert facts["torch"] == final["provenance"]["packages"]["torch"]
     assert facts["seeds"] == "42" and "tier=tiny" in facts["command"]
+    assert re.search(r"math-verify 0\.9\.\d+, ", facts["graded_with"])
 
 
 def test_an_ablation_compares_seed_by_seed(folders):

@@ -258,9 +258,8 @@ def _tidy_runs(wildcards):
 @_plainly
 def tidy_inputs(wildcards):
     runs = _tidy_runs(wildcards)
-    files = {
-        run: ("scores.json",) if run.method == "start" else ("metrics.jsonl", "scores.json") for run in runs
-    }
+    graded = ("scores.json", "graded.jsonl")
+    files = {run: graded if run.method == "start" else ("metrics.jsonl", *graded) for run in runs}
     return [f"results/{wildcards.tier}/runs/{run.slug}/{file}" for run in runs for file in files[run]]
 
 

@@ -1,5 +1,7 @@
 # Generation and scoring are two rules, so that grading again needs no GPU. What a trained run's answers come from is
 # its final.json; of a model before training, which may come from outside and have no file here, the param says it.
+from ftis.provenance import versions
+from ftis.runs.scores import GRADERS
 
 
 rule generate:
@@ -32,6 +34,7 @@ rule score:
         "results/{tier}/runs/{run}/generations.jsonl",
     output:
         ensure("results/{tier}/runs/{run}/scores.json", non_empty=True),
+        ensure("results/{tier}/runs/{run}/graded.jsonl", non_empty=True),
     log:
         "results/{tier}/logs/score/{run}.log",
     benchmark:
@@ -41,6 +44,8 @@ rule score:
         mem_mb=4000,
         runtime=60,
         attempt=this_attempt,
+    params:
+        graders=versions(GRADERS),  # with others, answers are graded again
     message:
         "{wildcards.tier}: grading {wildcards.run}"
     shell:

@@ -87,7 +87,7 @@ rule tidy:
         ensure(
             expand(
                 "paper_figures/{{tier}}/tidy/{table}.csv",
-                table=["runs", "training", "validation", "scores", "completions"],
+                table=["runs", "training", "validation", "scores", "completions", "disagreements"],
             ),
             non_empty=True,
         ),

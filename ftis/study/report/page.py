@@ -17,6 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ftis.errors import UserError
 from ftis.study.paper import write_files
+from ftis.study.report.graders import graders
 from ftis.study.report.parts import (
     Absent,
     Answers,
@@ -67,6 +68,7 @@ def make_report(tier: str, folder: Path, exact: Path | None, out: Path) -> None:
     sections: list[tuple[str, str, list[Block]]] = [
         ("runs", "What was run", attempt(what_was_run, source)),
         ("paper", "Paper against ours", paper_against_ours(source)),
+        ("graders", "Ours and math-verify's verdicts", attempt(graders, source)),
         ("claims", "The paper's claims", attempt(claims, source)),
         ("differs", "What does not reproduce", what_differs(source)),
         ("figures", "Figures", figures(source)),

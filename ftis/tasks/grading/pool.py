@@ -47,7 +47,10 @@ class Outcome:
 
 
 def serve(parent: int) -> None:
-    """Answer one JSON line `[gold, answer]` by one `[same, reason]`, until stdin ends."""
+    """Answer one JSON line `[gold, answer]` by one `[same, reason]`, until stdin ends.
+
+    A line `[gold, completion, "math-verify"]` asks for math-verify's own verdict on the whole completion.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends us
     die_with(parent)
     with contextlib.suppress(ImportError, ValueError, OSError):  # no such limit on some systems
@@ -60,13 +63,15 @@ def serve(parent: int) -> None:
 
     from ftis.tasks.grading.algebra import sympy_algebra, warm_up
     from ftis.tasks.grading.answers import compare
+    from ftis.tasks.grading.math_verify_verdict import judge
 
     logging.disable(logging.CRITICAL)
     warm_up()
     print('"ready"', file=out, flush=True)
     for line in sys.stdin:
         try:
-            reply = compare(*json.loads(line), algebra=sympy_algebra)
+            gold, text, *other = json.loads(line)
+            reply = judge(gold, text) if other else compare(gold, text, algebra=sympy_algebra)
         except Exception as problem:  # noqa: BLE001 - any parser error is reported, counted and survived
             reply = (None, f"error: {type(problem).__name__}")
         print(json.dumps(reply), file=out, flush=True)
@@ -99,7 +104,7 @@ class _Worker:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
 
-    def send(self, job: tuple[str, str]) -> None:
+    def send(self, job: tuple[str, ...]) -> None:
         with contextlib.suppress(BrokenPipeError):  # a dead worker shows as the end of its output
             self.process.stdin.write(json.dumps(job).encode() + b"\n")
             self.process.stdin.flush()
@@ -138,10 +143,13 @@ class Pool:
         self.starts: queue.SimpleQueue = queue.SimpleQueue()
         threading.Thread(target=_start_workers, args=(self.starts,), daemon=True).start()
 
-    def run(self, jobs: list[tuple[str, str]], limit_s: float) -> list[Outcome]:
-        """An Outcome for each (gold, answer), in order. On any exception this call's workers are killed."""
+    def run(self, jobs: list[tuple[str, ...]], limit_s: float, at_most: int | None = None) -> list[Outcome]:
+        """An Outcome for each job (see `serve`), in order, from `at_most` workers at a time (default all).
+
+        On any exception this call's workers are killed.
+        """
         with selectors.DefaultSelector() as selector:
-            call = _Call(self, jobs, limit_s, selector)
+            call = _Call(self, jobs, limit_s, selector, at_most or self.size)
             try:
                 call.work()
             finally:
@@ -175,15 +183,16 @@ class _Turn:
 class _Call:
     """One call of `Pool.run`: a single loop that hands out jobs and waits for messages and deadlines."""
 
-    def __init__(self, pool: Pool, jobs: list[tuple[str, str]], limit_s: float, selector):
+    def __init__(self, pool: Pool, jobs: list[tuple[str, ...]], limit_s: float, selector, at_most: int):
         self.pool, self.jobs, self.limit_s, self.selector = pool, jobs, limit_s, selector
+        self.at_most = at_most
         self.outcomes: list[Outcome | None] = [None] * len(jobs)
         self.waiting = deque(range(len(jobs)))
         self.active: dict[_Worker, _Turn] = {}
 
     def work(self) -> None:
         while self.waiting or self.active:
-            while self.waiting:
+            while self.waiting and len(self.active) < self.at_most:
                 try:  # wait for a worker of another thread only if this call has none
                     worker = self.pool.idle.get(block=not self.active)
                 except queue.Empty:

@@ -72,8 +72,8 @@ def _assert_within(actual, expected, allowed: float, terms: float | None) -> Non
     actual, expected = (torch.as_tensor(t).detach().double() for t in (actual, expected))
     assert actual.shape == expected.shape
     off, terms = float((actual - expected).abs().max()), float(expected.abs().max()) if terms is None else terms
-    _note(off / terms, allowed)
-    assert off <= allowed * terms, f"off by {off:.2e}, {off / terms:.2e} of {terms:.3g}; {allowed:.2e} are allowed"
+    _note(off / max(terms, 1e-30), allowed)
+    assert off <= allowed * terms, f"off by {off:.2e}; {allowed:.2e} of {terms:.3g} is allowed"
 
 
 def _note(off, allowed):

@@ -71,13 +71,19 @@ def assert_rounded(actual, expected, terms: float | None = None) -> None:
 def _assert_within(actual, expected, allowed: float, terms: float | None) -> None:
     actual, expected = (torch.as_tensor(t).detach().double() for t in (actual, expected))
     assert actual.shape == expected.shape
-    off, terms = float((actual - expected).abs().max()), float(expected.abs().max()) if terms is None else terms
+    off, terms = (
+        float((actual - expected).abs().max()),
+        float(expected.abs().max()) if terms is None else terms,
+    )
     _note(off / max(terms, 1e-30), allowed)
     assert off <= allowed * terms, f"off by {off:.2e}; {allowed:.2e} of {terms:.3g} is allowed"
 
 
 def _note(off, allowed):
     import os
+
     if os.environ.get("NOTE"):
         with open(os.environ["NOTE"], "a") as f:
-            f.write(f"{os.environ['PYTEST_CURRENT_TEST']}\t{off}\t{allowed}\t{off / allowed * (ROUNDINGS if allowed > SAME else SAME / 2.2e-16)}\n")
+            f.write(
+                f"{os.environ['PYTEST_CURRENT_TEST']}\t{off}\t{allowed}\t{off / allowed * (ROUNDINGS if allowed > SAME else SAME / 2.2e-16)}\n"
+            )

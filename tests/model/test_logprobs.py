@@ -80,7 +80,9 @@ def test_accumulate_is_autograd_of_the_plain_path(monkeypatch, chunk, longest, t
     expected = torch.autograd.grad(loss, inputs, retain_graph=True)
     # What is summed: (1 at the target) and softmax of the logits, which cancel where one of them is likely.
     (slope,) = torch.autograd.grad(loss, logp)
-    parts = logits.detach().softmax(-1).scatter_add(-1, target[:, None], torch.ones(11, 1, dtype=torch.float64))
+    parts = (
+        logits.detach().softmax(-1).scatter_add(-1, target[:, None], torch.ones(11, 1, dtype=torch.float64))
+    )
     parts *= slope.abs()[:, None] / temperature
     terms = [float(t.max()) for t in (parts @ exact[1].abs(), exact[2].abs() + parts.T @ exact[0].abs())]
 

@@ -79,7 +79,10 @@ def test_logprobs_agree_with_lora(tiny, policy):
 
 
 def test_sampling_works_while_activation_checkpointing_is_on(tiny, policy):
-    plain, checkpointing = doubled(policy), doubled(load_policy(str(tiny / "base"), gradient_checkpointing=True))
+    plain, checkpointing = (
+        doubled(policy),
+        doubled(load_policy(str(tiny / "base"), gradient_checkpointing=True)),
+    )
     with in_double():
         theirs = TransformersSampler(checkpointing).sample(requests(policy), SamplingParams(20))
         assert checkpointing.model.training, "training goes on with checkpointing"

@@ -104,8 +104,7 @@ def test_accumulate_is_autograd_of_the_plain_path(monkeypatch, chunk, longest, t
 )
 @pytest.mark.parametrize("tokens", [3, 100])
 def test_a_policys_accumulated_gradient_is_that_of_its_logprobs(tiny, monkeypatch, lora, tokens):
-    single = load_policy(str(tiny / "base"), lora=lora)
-    policy = doubled(single)
+    policy = doubled(load_policy(str(tiny / "base"), lora=lora))
     monkeypatch.setattr(logprob_head, "CHUNK_LOGITS", policy.vocab_size * tokens)
     ids = policy.tokenizer("Tom has 15 pens. How many pens", add_special_tokens=False).input_ids
     prompts, completions = [ids, ids[:3], ids, ids], [ids[1:5], ids[3:5], ids[2:9], ids[:1]]
@@ -121,12 +120,10 @@ def test_a_policys_accumulated_gradient_is_that_of_its_logprobs(tiny, monkeypatc
         logp, entropy, mask = policy.token_logprobs(prompts, completions, temperature=0.8)
         loss_of(slice(0, 4), logp, entropy, mask).backward()
     theirs = {name: p.grad for name, p in policy.trainable().items()}
-    single.accumulate_gradient(prompts, completions, loss_of, temperature=0.8)
     # The largest of all is the measure of each: those of an adapter's A are 0, since its B is.
-    largest = max(float(g.abs().max()) for g in theirs.values())
-    for name, p in single.trainable().items():
-        assert_same(ours[name], theirs[name], largest)
-        assert_rounded(p.grad, theirs[name], largest)
+    largest = max(float(gradient.abs().max()) for gradient in theirs.values())
+    for name, gradient in theirs.items():
+        assert_same(ours[name], gradient, largest)
 
 
 def test_in_half_precision_gradients_add_up_in_float32(tiny, monkeypatch):

@@ -195,24 +195,24 @@ def test_greedy_is_generate(exact):
 
 def test_choose_inverts_the_distribution_function():
     # Probabilities 0.1, 0.2, 0, 0.7: the draw falls into [0, .1), [.1, .3), [.3, 1).
-    logits = torch.log(torch.tensor([[0.1, 0.2, 0.0, 0.7], [0.0, 1.0, 0.0, 0.0]]))
+    logits = torch.log(torch.tensor([[0.1, 0.2, 0.0, 0.7], [0.0, 1.0, 0.0, 0.0]], dtype=torch.float64))
     branch = torch.tensor([0, 0, 1, 0, 0, 0])
     uniforms = torch.tensor([0.0, 0.0999, 0.5, 0.15, 0.31, 1 - 2**-24])
     tokens, logp = choose(logits, branch, uniforms, SamplingParams(1))
     assert tokens.tolist() == [0, 0, 1, 1, 3, 3]
-    np.testing.assert_allclose(logp.exp(), [0.1, 0.1, 1, 0.2, 0.7, 0.7], rtol=1e-6)
+    np.testing.assert_allclose(logp.exp(), [0.1, 0.1, 1, 0.2, 0.7, 0.7], rtol=1e-12)
     # Without a draw the likeliest, at temperature 1 whatever the others'.
     uniforms[[1, 3]] = torch.nan
     tokens, logp = choose(logits, branch, uniforms, SamplingParams(1))
     assert tokens.tolist() == [0, 3, 1, 3, 3, 3]
-    np.testing.assert_allclose(logp.exp(), [0.1, 0.7, 1, 0.7, 0.7, 0.7], rtol=1e-6)
+    np.testing.assert_allclose(logp.exp(), [0.1, 0.7, 1, 0.7, 0.7, 0.7], rtol=1e-12)
     tokens, logp = choose(logits, branch, uniforms, SamplingParams(1, temperature=0.5))
     # The squares are 0.01, 0.04, 0, 0.49 of 0.54.
     assert tokens.tolist() == [0, 3, 1, 3, 3, 3]
-    np.testing.assert_allclose(logp.exp(), [1 / 54, 0.7, 1, 0.7, 49 / 54, 49 / 54], rtol=1e-5)
+    np.testing.assert_allclose(logp.exp(), [1 / 54, 0.7, 1, 0.7, 49 / 54, 49 / 54], rtol=1e-12)
     tokens, logp = choose(logits, branch, torch.full((6,), torch.nan), SamplingParams(1, temperature=0.5))
     assert tokens.tolist() == [3, 3, 1, 3, 3, 3]
-    np.testing.assert_allclose(logp.exp(), [0.7, 0.7, 1, 0.7, 0.7, 0.7], rtol=1e-6)
+    np.testing.assert_allclose(logp.exp(), [0.7, 0.7, 1, 0.7, 0.7, 0.7], rtol=1e-12)
 
 
 @pytest.mark.parametrize("key", [(0,), None], ids=["sampled", "greedy"])
@@ -247,7 +247,7 @@ def test_vllm_s_log_probs_must_be_finite_too():
 
 
 def test_choose_frequencies_and_top_k():
-    probabilities = torch.tensor([0.05, 0.5, 0.15, 0.3])
+    probabilities = torch.tensor([0.05, 0.5, 0.15, 0.3], dtype=torch.float64)
     n = 20000
     logits, branch = probabilities.log()[None], torch.zeros(n, dtype=torch.int64)
     uniforms = torch.from_numpy(draws((3,), n))
@@ -256,12 +256,12 @@ def test_choose_frequencies_and_top_k():
     # top_k renormalises what is sampled; the log-probs stay those of the full softmax.
     tokens, logp = choose(logits, branch, uniforms, SamplingParams(1, top_k=2))
     np.testing.assert_allclose(np.bincount(tokens, minlength=4) / n, [0, 0.625, 0, 0.375], atol=0.015)
-    np.testing.assert_allclose(logp.exp(), probabilities[tokens], rtol=1e-6)
+    np.testing.assert_allclose(logp.exp(), probabilities[tokens], rtol=1e-12)
     # Temperature 1/2 squares the odds: .0025, .25, .0225, .09 over .365.
     tokens, logp = choose(logits, branch, uniforms, SamplingParams(1, temperature=0.5))
-    expected = torch.tensor([0.0025, 0.25, 0.0225, 0.09]) / 0.365
+    expected = torch.tensor([0.0025, 0.25, 0.0225, 0.09], dtype=torch.float64) / 0.365
     np.testing.assert_allclose(np.bincount(tokens, minlength=4) / n, expected, atol=0.015)
-    np.testing.assert_allclose(logp.exp(), expected[tokens], rtol=1e-5)
+    np.testing.assert_allclose(logp.exp(), expected[tokens], rtol=1e-12)
 
 
 def test_ids_beyond_the_tokenizer_are_never_sampled(tiny, policy):

@@ -10,13 +10,13 @@ PYTHON := $(shell for p in python3.11 python3.12 python3.13 python3; do \
 smoke: $(VENV)/.installed
 	$(BIN)/snakemake --profile workflow/profiles/local --config tier=smoke
 
-# By file, so that what a file's tests share is made once; in their order, so that those on a Slurm, four minutes in
-# one file, come first and not last.
+# By file, so that what a file's tests share is made once; in the order of tests/conftest.py, so that those on a Slurm,
+# four minutes in one file, come first and not last.
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-# What takes too long for every change: 100,000 mutated messages, 20 runs killed and started again, and, with
-# Debian's slurm-wlm and munge, as root, the whole smoke tier on a Slurm.
+# What takes too long for every change: 100,000 mutated messages, 20 runs killed and started again, the numerical tests
+# with other instructions and threads, and, with Debian's slurm-wlm and munge, as root, the whole smoke tier on a Slurm.
 check-all: $(VENV)/.installed
 	$(BIN)/python -m pytest -m long
 

@@ -3,12 +3,17 @@
 import os
 import re
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+from tests.parts import THREADS
+
+os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from pathlib import Path
 
 import pytest
+
+# Other tiny models, which nothing that a test expects may hang on: a processor that rounds otherwise makes others too.
+SEED = int(os.environ.get("FTIS_TINY_SEED", "1"))
 
 
 def pytest_configure(config):
@@ -26,21 +31,32 @@ def _said():
     logs.show()
 
 
+# The longest first: tests are dealt out a file at a time, in this order, and none that takes minutes may begin last.
+LONGEST = ("tests/slurm/", "tests/runs/", "tests/whole/", "tests/swarm/", "tests/tasks/")
+
+
+def pytest_collection_modifyitems(items):
+    def place(item):
+        return next((k for k, folder in enumerate(LONGEST) if item.nodeid.startswith(folder)), len(LONGEST))
+
+    items.sort(key=place)
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory) -> Path:
     """A folder with tok/, data/ and two XS models: base/, trained long enough that a share of its sampled
-    answers is right, and coder/, which writes the format."""
+    answers is right, and coder/, which writes the format. Both are another processor's own."""
     import torch
 
     from ftis.tasks.tiny.models import DataSettings, TinyModel, make_data, make_tokenizer, warm_start
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(THREADS)
     root = tmp_path_factory.mktemp("tiny")
     make_tokenizer(root / "tok")
     make_data(root / "data", DataSettings(train=256, validation=64, ood=32))
     for style, steps in (("base", 700), ("coder", 200)):
         warm_start(
-            TinyModel(size="xs", style=style, steps=steps), 1, root / "tok", root / "data", root / style
+            TinyModel(size="xs", style=style, steps=steps), SEED, root / "tok", root / "data", root / style
         )
     return root
 
@@ -68,7 +84,7 @@ def make_config(tiny):
             "prompts": 6,
             "group_size": 6,
             "checkpoint_every": 2,
-            "threads": 1,
+            "threads": THREADS,
             "rollout": {"prompt": "tiny-v1", "max_new_tokens": 48},
             "optim": {"name": "adamw", "micro_batch_tokens": 1024},
         }

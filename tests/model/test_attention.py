@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 from ftis.model.attention import Packing, Rows, sdpa_backends
 from ftis.model.lora import Lora
 from ftis.model.policy import Policy, add_lora, load_tokenizer
+from tests.numerics import assert_rounded, assert_same, doubled, in_double
 
 SHAPE = {
     "vocab_size": 93, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48, "num_attention_heads": 4,
@@ -97,25 +98,34 @@ def test_so_they_are_with_an_adapter_and_with_activation_checkpoints(tiny, chang
 
 
 def check(policy: Policy, plain, prompts, completions) -> None:
-    expected = reference(plain, prompts, completions)
+    """Both in float64, and then the policy in float32."""
+    # A gradient whose parts don't cancel: another weight for each token.
+    shape = len(completions), max(map(len, completions))
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    with in_double():
+        plain = plain.double()
+        rows = reference(plain, prompts, completions)
+        sum((weight[i, : len(t)] * t).sum() for i, (t, _) in enumerate(rows)).backward()
+        expected = *(torch.cat(parts).detach() for parts in zip(*rows)), gradients(plain)
+        assert expected[-1].norm() > 1
+        compare(doubled(policy), expected, weight, prompts, completions, assert_same)
+    compare(policy, expected, weight, prompts, completions, assert_rounded)
+
+
+def compare(policy: Policy, expected, weight, prompts, completions, agree) -> None:
     logp, entropy, mask = policy.token_logprobs(prompts, completions)
     assert mask.sum(1).tolist() == [len(c) for c in completions]
-    for row, (theirs, their_entropy) in enumerate(expected):
-        torch.testing.assert_close(logp[row][mask[row]], theirs, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(entropy[row][mask[row]], their_entropy, atol=1e-5, rtol=1e-5)
-    # A gradient whose parts don't cancel: another weight for each token.
-    weight = torch.randn(mask.shape, generator=torch.Generator().manual_seed(2))
-    sum((weight[i, : len(t)] * t).sum() for i, (t, _) in enumerate(expected)).backward()
+    agree(logp[mask], expected[0])
+    agree(entropy[mask], expected[1])
     (weight * logp).sum().backward()
-    theirs, ours = gradients(plain), gradients(policy.model)
-    assert theirs.norm() > 1 and (ours - theirs).norm() < 1e-5 * theirs.norm()
+    agree(gradients(policy.model), expected[2])
 
     def loss_of(rows, logp, _entropy, mask):
         return (weight[rows][:, : logp.shape[1]] * logp).sum()
 
     policy.accumulate_gradient(prompts, completions, loss_of)
     policy.accumulate_gradient(prompts, completions, loss_of)  # adds up
-    assert (gradients(policy.model) - 2 * theirs).norm() < 2e-5 * theirs.norm()
+    agree(gradients(policy.model), 2 * expected[2])
 
 
 def test_cudnn_computes_no_attention():

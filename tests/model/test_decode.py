@@ -11,6 +11,7 @@ from ftis.model import decode
 from ftis.model.decode import FusedDecoder, ModelDecoder, Prefix, can_fuse, decoder
 from ftis.model.lora import Lora
 from ftis.model.policy import load_policy
+from tests.numerics import assert_rounded, assert_same, doubled, in_double
 
 ROOM = 9
 
@@ -28,9 +29,15 @@ def prefilled(policy, prompts):
     return Prefix(cache, visible)
 
 
-@torch.inference_mode()
 def agree(policy, forks, lengths=(3, 7, 12)):
-    """forks: at each step, the branches that fork before it."""
+    """In float64 and in float32; forks: at each step, the branches that fork before it."""
+    with torch.inference_mode():
+        step_by_step(policy, forks, lengths, assert_rounded)
+        with in_double():
+            step_by_step(doubled(policy), forks, lengths, assert_same)
+
+
+def step_by_step(policy, forks, lengths, assert_close):
     assert can_fuse(policy) and isinstance(decoder(policy, prefilled(policy, [[4], [5]]), 2, 1), FusedDecoder)
     random = torch.Generator().manual_seed(3)
     vocabulary = policy.causal_lm.config.vocab_size
@@ -49,9 +56,9 @@ def agree(policy, forks, lengths=(3, 7, 12)):
         tokens = torch.randint(vocabulary, (len(fed),), generator=random)
         fed = [f + [t] for f, t in zip(fed, tokens.tolist())]
         ours, theirs = fused.step(tokens), model.step(tokens)
-        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=0)
+        assert_close(ours, theirs)
         fresh = torch.stack([policy.hidden(input_ids=torch.tensor([f]))[0, -1] for f in fed])
-        torch.testing.assert_close(ours, fresh, atol=2e-5, rtol=0)
+        assert_close(ours, fresh)
         if step in (2, 5):  # branches of one prompt end at different times, some prompts altogether
             keep = torch.arange(len(fed))[torch.rand(len(fed), generator=random) < 0.6]
             for d in (fused, model):

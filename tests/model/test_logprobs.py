@@ -7,18 +7,20 @@ from ftis.model import logprobs as logprob_head
 from ftis.model.logprobs import TokenLogprob, accumulate
 from ftis.model.lora import Lora
 from ftis.model.policy import load_policy
+from tests.numerics import assert_rounded, assert_same, doubled, in_double
 
 
 def test_token_logprob_by_hand():
     # logits are hidden @ weight.T = [ln 1, ln 3]: probabilities 1/4 and 3/4.
-    hidden = torch.tensor([[1.0]])
-    weight = torch.log(torch.tensor([[1.0], [3.0]]))
-    logp, entropy = TokenLogprob.apply(hidden, weight, torch.tensor([1]), 1.0)
-    assert logp.item() == pytest.approx(-0.2876820724)  # ln 3/4
-    assert entropy.item() == pytest.approx(0.5623351446)  # -(1/4 ln 1/4 + 3/4 ln 3/4)
-    # At temperature 1/2 the logits double: probabilities 1/10 and 9/10.
-    logp, _ = TokenLogprob.apply(hidden, weight, torch.tensor([1]), 0.5)
-    assert logp.item() == pytest.approx(-0.1053605157)  # ln 9/10
+    with in_double():
+        hidden = torch.tensor([[1.0]])
+        weight = torch.log(torch.tensor([[1.0], [3.0]]))
+        logp, entropy = TokenLogprob.apply(hidden, weight, torch.tensor([1]), 1.0)
+        # At temperature 1/2 the logits double: probabilities 1/10 and 9/10.
+        halved, _ = TokenLogprob.apply(hidden, weight, torch.tensor([1]), 0.5)
+    assert logp.item() == pytest.approx(-0.2876820724, abs=1e-10)  # ln 3/4
+    assert entropy.item() == pytest.approx(0.5623351446, abs=1e-10)  # -(1/4 ln 1/4 + 3/4 ln 3/4)
+    assert halved.item() == pytest.approx(-0.1053605157, abs=1e-10)  # ln 9/10
 
 
 @pytest.mark.parametrize("rows_a_chunk", [1, 3, 100])
@@ -31,16 +33,17 @@ def test_token_logprob_is_autograd_of_the_plain_path(monkeypatch, rows_a_chunk, 
     target = torch.randint(11, (7,))
     scale = torch.randn(7, dtype=torch.float64)
 
-    logp, entropy = TokenLogprob.apply(hidden, weight, target, temperature)
-    ours = torch.autograd.grad((logp.double() * scale).sum(), (hidden, weight))
+    with in_double():
+        logp, entropy = TokenLogprob.apply(hidden, weight, target, temperature)
+        ours = torch.autograd.grad((logp * scale).sum(), (hidden, weight))
     plain = torch.log_softmax(hidden @ weight.T / temperature, -1)
     expected = plain.gather(-1, target[:, None]).squeeze(-1)
     theirs = torch.autograd.grad((expected * scale).sum(), (hidden, weight))
 
-    torch.testing.assert_close(logp.double(), expected, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(entropy.double(), -(plain.exp() * plain).sum(-1), atol=1e-6, rtol=1e-6)
-    for a, b in zip(ours, theirs):
-        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+    assert_same(logp, expected)
+    assert_same(entropy, -(plain.exp() * plain).sum(-1))
+    for a, b in zip(ours, theirs, strict=True):
+        assert_same(a, b)
 
 
 LENGTHS = [3, 1, 5, 2]
@@ -60,7 +63,7 @@ def test_accumulate_is_autograd_of_the_plain_path(monkeypatch, chunk, longest, t
     monkeypatch.setattr(logprob_head, "LONGEST_LOGITS", 11 * longest)
     monkeypatch.setattr(logprob_head, "BLOCK_LOGITS", 11 * 2)
     torch.manual_seed(0)
-    hidden, weight = torch.randn(11, 5, requires_grad=True), torch.randn(11, 5, requires_grad=True)
+    hidden, weight, earlier = torch.randn(3, 11, 5)
     target = torch.randint(11, (11,))
     seen = {}
 
@@ -69,15 +72,31 @@ def test_accumulate_is_autograd_of_the_plain_path(monkeypatch, chunk, longest, t
         parts = logp.split(LENGTHS[part])
         return sum((k + 1) * p.exp().sum() * p.mean() for k, p in zip(range(part.start, part.stop), parts))
 
-    earlier = torch.randn(11, 5)
-    grad_weight = earlier.clone()
-    grad_hidden = accumulate(hidden, weight.detach(), grad_weight, target, LENGTHS, temperature, loss_of)
-    assert list(seen) == [0, 1, 2, 3]
+    exact = [t.double() for t in (hidden, weight, earlier)]
+    inputs = [t.clone().requires_grad_() for t in exact[:2]]
+    logits = inputs[0] @ inputs[1].T / temperature
+    logp = torch.log_softmax(logits, -1).gather(-1, target[:, None]).squeeze(-1)
+    loss = plain_loss(logp, LENGTHS)
+    expected = torch.autograd.grad(loss, inputs, retain_graph=True)
+    # What is summed: (1 at the target) and softmax of the logits, which cancel where one of them is likely.
+    (slope,) = torch.autograd.grad(loss, logp)
+    parts = (
+        logits.detach().softmax(-1).scatter_add(-1, target[:, None], torch.ones(11, 1, dtype=torch.float64))
+    )
+    parts *= slope.abs()[:, None] / temperature
+    terms = [float(t.max()) for t in (parts @ exact[1].abs(), exact[2].abs() + parts.T @ exact[0].abs())]
 
-    logp = torch.log_softmax(hidden @ weight.T / temperature, -1).gather(-1, target[:, None]).squeeze(-1)
-    theirs = torch.autograd.grad(plain_loss(logp, LENGTHS), (hidden, weight))
-    torch.testing.assert_close(grad_hidden, theirs[0], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(grad_weight, earlier + theirs[1], atol=1e-5, rtol=1e-5)
+    def check(hidden, weight, earlier, agree):
+        seen.clear()
+        grad_weight = earlier.clone()
+        grad_hidden = accumulate(hidden, weight, grad_weight, target, LENGTHS, temperature, loss_of)
+        assert list(seen) == [0, 1, 2, 3]
+        agree(grad_hidden, expected[0], terms[0])
+        agree(grad_weight, exact[2] + expected[1], terms[1])
+
+    with in_double():
+        check(*exact, assert_same)
+    check(hidden, weight, earlier, assert_rounded)
 
 
 @pytest.mark.parametrize(
@@ -85,22 +104,26 @@ def test_accumulate_is_autograd_of_the_plain_path(monkeypatch, chunk, longest, t
 )
 @pytest.mark.parametrize("tokens", [3, 100])
 def test_a_policys_accumulated_gradient_is_that_of_its_logprobs(tiny, monkeypatch, lora, tokens):
-    policy = load_policy(str(tiny / "base"), lora=lora)
+    policy = doubled(load_policy(str(tiny / "base"), lora=lora))
     monkeypatch.setattr(logprob_head, "CHUNK_LOGITS", policy.vocab_size * tokens)
     ids = policy.tokenizer("Tom has 15 pens. How many pens", add_special_tokens=False).input_ids
     prompts, completions = [ids, ids[:3], ids, ids], [ids[1:5], ids[3:5], ids[2:9], ids[:1]]
 
     def loss_of(rows, logp, entropy, mask):
         assert not entropy.requires_grad and (logp[~mask] == 0).all()
-        return (logp.exp() * mask).sum(-1) @ torch.arange(1.0, 5.0)[rows]
+        return (logp.exp() * mask).sum(-1) @ torch.arange(1.0, 5.0, dtype=logp.dtype)[rows]
 
-    policy.accumulate_gradient(prompts, completions, loss_of, temperature=0.8)
-    ours = {name: p.grad.clone() for name, p in policy.trainable().items()}
-    policy.model.zero_grad()
-    logp, entropy, mask = policy.token_logprobs(prompts, completions, temperature=0.8)
-    loss_of(slice(0, 4), logp, entropy, mask).backward()
-    for name, p in policy.trainable().items():
-        torch.testing.assert_close(ours[name], p.grad, atol=1e-6, rtol=1e-5)
+    with in_double():
+        policy.accumulate_gradient(prompts, completions, loss_of, temperature=0.8)
+        ours = {name: p.grad.clone() for name, p in policy.trainable().items()}
+        policy.model.zero_grad()
+        logp, entropy, mask = policy.token_logprobs(prompts, completions, temperature=0.8)
+        loss_of(slice(0, 4), logp, entropy, mask).backward()
+    theirs = {name: p.grad for name, p in policy.trainable().items()}
+    # The largest of all is the measure of each: those of an adapter's A are 0, since its B is.
+    largest = max(float(gradient.abs().max()) for gradient in theirs.values())
+    for name, gradient in theirs.items():
+        assert_same(ours[name], gradient, largest)
 
 
 def test_in_half_precision_gradients_add_up_in_float32(tiny, monkeypatch):
@@ -113,4 +136,4 @@ def test_in_half_precision_gradients_add_up_in_float32(tiny, monkeypatch):
         policy.accumulate_gradient([ids] * 3, [ids[:4], ids[2:6], ids[4:8]], lambda r, logp, *_: logp.sum())
         gradients.append(torch.cat([p.grad.flatten() for p in policy.trainable().values()]))
     assert gradients[0].dtype == torch.float32
-    assert torch.nn.functional.cosine_similarity(*gradients, dim=0) > 0.9999
+    assert torch.nn.functional.cosine_similarity(*(g.double() for g in gradients), dim=0) > 0.9999

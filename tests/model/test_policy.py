@@ -10,8 +10,13 @@ from ftis.errors import UserError
 from ftis.model.lora import Lora
 from ftis.model.policy import load_policy, load_tokenizer, pick_device
 from ftis.provenance import sha256
+from tests.numerics import assert_same, doubled, in_double
 
 LORA = Lora(r=4, alpha=8, target_modules="all-linear")
+
+
+def load_double(*arguments, **keywords):
+    return doubled(load_policy(*arguments, **keywords))
 
 
 def batch(policy):
@@ -20,40 +25,45 @@ def batch(policy):
 
 
 def test_logprobs_are_those_of_the_models_own_logits(tiny):
-    policy = load_policy(str(tiny / "base"))
+    policy = load_double(str(tiny / "base"))
     prompts, completions = batch(policy)
-    logp, _, mask = policy.token_logprobs(prompts, completions)
+    with in_double():
+        logp, _, mask = policy.token_logprobs(prompts, completions)
+        expected = [plain_logprobs(policy.model, *pair) for pair in zip(prompts, completions)]
     assert mask.sum(-1).tolist() == [4, 2]
-    for row, prompt, completion in zip(logp, prompts, completions):
-        logits = policy.model(input_ids=torch.tensor([[*prompt, *completion]])).logits[
-            0, len(prompt) - 1 : -1
-        ]
-        expected = torch.log_softmax(logits, -1).gather(-1, torch.tensor(completion)[:, None]).squeeze(-1)
-        torch.testing.assert_close(row[: len(completion)], expected, atol=1e-5, rtol=1e-5)
-        assert (row[len(completion) :] == 0).all()
+    assert_same(logp[mask], torch.cat(expected))
+    assert (logp[~mask] == 0).all()
+
+
+def plain_logprobs(model, prompt, completion):
+    """From the logits of the model's own forward."""
+    logits = model(input_ids=torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
+    return torch.log_softmax(logits, -1).gather(-1, torch.tensor(completion)[:, None]).squeeze(-1)
 
 
 def test_ids_beyond_the_tokenizer_have_no_probability(tiny, tmp_path):
-    plain = load_policy(str(tiny / "base"))
-    padded = load_policy(str(tiny / "base"))
+    plain, padded = load_double(str(tiny / "base")), load_double(str(tiny / "base"))
     padded.model.resize_token_embeddings(len(plain.tokenizer) + 35)
     padded.model.get_input_embeddings().weight.data[len(plain.tokenizer) :] = 100.0
-    expected = plain.token_logprobs(*batch(plain))[0]
-    torch.testing.assert_close(padded.token_logprobs(*batch(plain))[0], expected)
+    with in_double():
+        assert_same(padded.token_logprobs(*batch(plain))[0], plain.token_logprobs(*batch(plain))[0])
     assert padded.head().shape[0] == padded.vocab_size == len(plain.tokenizer)
 
 
 def test_gradient_checkpointing_and_autocast_change_little(tiny):
-    def gradient(**settings):
-        policy = load_policy(str(tiny / "base"), **settings)
+    def gradient(policy):
         policy.token_logprobs(*batch(policy))[0].sum().backward()
         return torch.cat([p.grad.flatten() for p in policy.trainable().values()])
 
-    plain = gradient()
-    torch.testing.assert_close(gradient(gradient_checkpointing=True), plain, atol=1e-5, rtol=1e-4)
-    half = gradient(compute_dtype="bfloat16")
+    plain, checkpointing, half = (
+        load_policy(str(tiny / "base"), **settings)
+        for settings in ({}, {"gradient_checkpointing": True}, {"compute_dtype": "bfloat16"})
+    )
+    with in_double():
+        assert_same(gradient(doubled(checkpointing)), gradient(doubled(plain)))
+    plain, half = gradient(plain), gradient(half)
     assert half.dtype == torch.float32
-    assert torch.nn.functional.cosine_similarity(half, plain, dim=0) > 0.999
+    assert torch.nn.functional.cosine_similarity(half.double(), plain.double(), dim=0) > 0.999
 
 
 def test_lora_trains_the_adapter_alone_and_starts_as_the_base(tiny):
@@ -61,7 +71,8 @@ def test_lora_trains_the_adapter_alone_and_starts_as_the_base(tiny):
     assert all("lora_" in name for name in lora.trainable())
     # 7 linears in each of 2 layers, r (in + out) each: 4 (64+64 + 64+32 + 64+32 + 64+64 + 3 (64+192)) 2 = 9,728.
     assert sum(p.numel() for p in lora.trainable().values()) == 9728
-    torch.testing.assert_close(lora.token_logprobs(*batch(base))[0], base.token_logprobs(*batch(base))[0])
+    with in_double():
+        assert_same(*(doubled(policy).token_logprobs(*batch(base))[0] for policy in (lora, base)))
     again = load_policy(str(tiny / "base"), lora=LORA, lora_seed=3)
     other = load_policy(str(tiny / "base"), lora=LORA, lora_seed=4)
     same = [torch.equal(a, b) for a, b in zip(lora.trainable().values(), again.trainable().values())]
@@ -76,9 +87,10 @@ def test_a_saved_policy_loads_with_the_libraries_and_with_us(tiny, tmp_path, lor
         for p in policy.trainable().values():
             p.add_(0.01 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1)))
     policy.save(tmp_path / "saved")
-    expected = policy.token_logprobs(*batch(policy))[0]
-    ours = load_policy(str(tmp_path / "saved"))
-    torch.testing.assert_close(ours.token_logprobs(*batch(ours))[0], expected)
+    ours = load_double(str(tmp_path / "saved"))
+    with in_double():
+        expected = doubled(policy).token_logprobs(*batch(policy))[0]
+        assert_same(ours.token_logprobs(*batch(ours))[0], expected)
     if lora is None:
         from transformers import AutoModelForCausalLM
 
@@ -87,12 +99,8 @@ def test_a_saved_policy_loads_with_the_libraries_and_with_us(tiny, tmp_path, lor
         from peft import AutoPeftModelForCausalLM
 
         theirs = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "saved")
-    prompts, completions = batch(policy)
-    logits = theirs(input_ids=torch.tensor([[*prompts[0], *completions[0]]])).logits[
-        0, len(prompts[0]) - 1 : -1
-    ]
-    got = torch.log_softmax(logits, -1).gather(-1, torch.tensor(completions[0])[:, None]).squeeze(-1)
-    torch.testing.assert_close(got, expected[0], atol=1e-5, rtol=1e-5)
+    with in_double():
+        assert_same(plain_logprobs(theirs.double(), *(part[0] for part in batch(policy))), expected[0])
 
 
 def test_stop_ids_are_the_union_of_configs_and_tokenizer(tiny, tmp_path):

@@ -28,7 +28,11 @@ from ftis.runs.train import train, train_here
 from ftis.settings import parse
 from ftis.swarm.loop import Swarm
 from ftis.swarm.samples import Sampled, Samples, Share
+from ftis.tasks.grading.verdict import grade_many
+from ftis.tasks.problems import Dataset, load_problems
 from ftis.tasks.tiny import models as tiny
+from tests.numerics import assert_rounded, doubled, in_double, summed
+from tests.small_runs import Killed, metrics
 
 pytest.importorskip(
     "vllm", reason="vLLM is not installed here; `make test-vllm` sets up an environment with it"
@@ -112,10 +116,12 @@ def assert_fresh(policy, sampler, temperature=1.0, **params):
 
 
 def assert_logprobs(policy, prompts, found, temperature):
-    with torch.no_grad():
-        logp, _, mask = policy.token_logprobs(prompts, [c.tokens for c in found], temperature)
-    for row, kept, completion in zip(logp, mask, found):
-        np.testing.assert_allclose(completion.logprobs, row[kept].numpy(), atol=1e-4)
+    policy, completions = doubled(policy), [c.tokens for c in found]
+    with torch.no_grad(), in_double():
+        logp, _, mask = policy.token_logprobs(prompts, completions, temperature)
+        terms = summed(policy, prompts, completions, temperature)
+    assert_rounded(np.concatenate([c.logprobs for c in found]), logp[mask], terms)
+    for completion in found:
         assert len(completion.tokens) == 24 or completion.finished
         assert completion.finished == (completion.tokens[-1] in {1, 30})
         assert completion.tokens.max() < len(policy.tokenizer), "an id beyond the tokenizer was sampled"
@@ -191,7 +197,7 @@ def test_greedy_is_that_of_the_other_backend(folder, sampler, top_k):
     ours, theirs = (s.sample(asked, params) for s in (TransformersSampler(policy), sampler))
     for (one, _), (other, _) in zip(ours, theirs, strict=True):
         assert one.tokens.tolist() == other.tokens.tolist()
-        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
+    assert_logprobs(policy, [r.prompt for r in asked], [greedy for greedy, _ in theirs], 1.0)
     assert_logprobs(policy, [r.prompt for r in asked], [drawn for _, drawn in theirs], 0.6)
 
 
@@ -285,14 +291,33 @@ def test_an_adapter_is_merged(tmp_path):
     assert_fresh(policy, make_sampler(tmp_path / "adapter"))
 
 
-class Killed(BaseException):
-    pass
+def learnable(model: Path, data: Path) -> str:
+    """Of the first problems in `data`, the line of that which the model solves most nearly in 40 % of its samples."""
+    policy = load_policy(str(model))
+    problems = load_problems(Dataset(name="tiny", path=str(data)))[:64]
+    asked = [
+        Request(policy.tokenizer(p.question, add_special_tokens=False).input_ids, [(i, s) for s in range(16)])
+        for i, p in enumerate(problems)
+    ]
+    groups = TransformersSampler(policy).sample(asked, SamplingParams(48))
+    decode = policy.tokenizer.decode
+    solved = grade_many([
+        (decode(c.tokens[:-1] if c.finished else c.tokens), p.gold, p.task)
+        for p, group in zip(problems, groups, strict=True) for c in group
+    ])  # fmt: skip
+    share = np.reshape([verdict.reward for verdict in solved], (-1, 16)).mean(1)
+    assert share.max() > 0, "the model solves none of the problems"
+    return data.read_text().splitlines(keepends=True)[np.abs(share - 0.4).argmin()]
 
 
 @cpu_build
 def test_training_learns_and_resumes(tmp_path, monkeypatch):
     """A full model and an adapter, each with an engine: rewards rise as they do with the transformers sampler, and
-    a run that was killed goes on bit for bit with new engines."""
+    a run that was killed goes on bit for bit with new engines.
+
+    One problem that the model solves now and then is learnt by heart: of 16 such runs, with problems that it solved in
+    19 to 44 % of its samples, all rose by 0.36 or more.
+    """
     monkeypatch.setitem(tiny.SIZES, "xs", tiny.SIZES["xs"] | {"hidden_size": 128})
     tiny.make_tokenizer(tmp_path / "tok")
     tiny.make_data(tmp_path / "data", tiny.DataSettings(train=256, validation=64, ood=32))
@@ -300,9 +325,10 @@ def test_training_learns_and_resumes(tmp_path, monkeypatch):
     tiny.warm_start(base, 1, tmp_path / "tok", tmp_path / "data", tmp_path / "base")
     model = str(tmp_path / "base")
     lora = {"r": 8, "alpha": 16, "target_modules": "all-linear"}
+    (tmp_path / "problem.jsonl").write_text(learnable(tmp_path / "base", tmp_path / "data/train.jsonl"))
 
     def config(backend):
-        data = {"name": "tiny", "path": str(tmp_path / "data/train.jsonl"), "limit": 2}
+        data = {"name": "tiny", "path": str(tmp_path / "problem.jsonl")}
         nodes = [
             {"name": "full", "model": model, "learning_rate": 1e-3},
             {"name": "lora", "model": model, "learning_rate": 4e-3, "lora": lora},
@@ -315,14 +341,6 @@ def test_training_learns_and_resumes(tmp_path, monkeypatch):
             "optim": {"name": "adamw", "micro_batch_tokens": 4096},
         }, "test config")  # fmt: skip
 
-    def metrics(path):
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        for line in lines:
-            line.pop("seconds")
-            for node in line["nodes"]:
-                node.pop("seconds", None)
-        return lines
-
     def killed(*_):
         raise Killed
 
@@ -331,15 +349,15 @@ def test_training_learns_and_resumes(tmp_path, monkeypatch):
         patch.setattr(RunFolder, "publish", killed)
         with pytest.raises(Killed):
             train(config("vllm"), tmp_path / "vllm")
-    uninterrupted = metrics(tmp_path / "vllm/state/metrics.jsonl")
+    uninterrupted = metrics(tmp_path / "vllm/state")
     train(config("vllm"), tmp_path / "vllm")
-    ours = metrics(tmp_path / "vllm/metrics.jsonl")
+    ours = metrics(tmp_path / "vllm")
     assert ours == uninterrupted
     gc.collect()
     assert set(multiprocessing.active_children()) <= engines, "an engine outlived its run"
 
     train(config("transformers"), tmp_path / "transformers")
-    theirs = metrics(tmp_path / "transformers/metrics.jsonl")
+    theirs = metrics(tmp_path / "transformers")
     assert [n["validation"]["greedy"] for n in ours[0]["nodes"]] == [
         n["validation"]["greedy"] for n in theirs[0]["nodes"]
     ]
@@ -348,11 +366,9 @@ def test_training_learns_and_resumes(tmp_path, monkeypatch):
             assert line["nodes"][node]["mismatch"]["max"] < 1e-4, (
                 "sampled from other weights than the trainer's"
             )
-        early, late = (
-            [np.mean([line["nodes"][node]["reward"] for line in run[part]]) for run in (ours, theirs)]
-            for part in (slice(1, 3), slice(7, 9))
-        )
-        assert max(early) < 0.4 and min(late) > 0.7, (early, late)
+        for run in (ours, theirs):
+            first, *_, third, second, last = (line["nodes"][node]["reward"] for line in run[1:])
+            assert np.mean([third, second, last]) > first + 0.15, run
 
 
 @cpu_build

@@ -18,7 +18,7 @@ import pytest
 
 from ftis.errors import UserError
 from ftis.runs.state import truncate_metrics
-from tests.runs.test_train import _build, assert_same_run, metrics
+from tests.small_runs import assert_same_run, metrics, pair_config
 
 SEED = int(os.environ.get("FTIS_KILL_SEED", "0"))
 PHASES = ("sampling", "step", "checkpoint", "rename", "anywhere")
@@ -100,7 +100,7 @@ def undisturbed(tiny, start, tmp_path_factory):
     def get(minis: int):
         if minis not in made:
             root = tmp_path_factory.mktemp("undisturbed")
-            config = _build(
+            config = pair_config(
                 tiny, iterations=3, prompts=2, group_size=4, validation={}, split="horizontal",
                 rollout={"prompt": "tiny-v1", "max_new_tokens": 40}, optim={"mini_batches": minis},
             )  # fmt: skip

@@ -24,7 +24,7 @@ from ftis.runs.train import train
 from ftis.settings import parse, to_dict
 from ftis.swarm.message import BYTES_A_COMPLETION, BYTES_A_MESSAGE, BYTES_A_TOKEN
 from tests.parts import with_swapped_ids
-from tests.runs.test_train import assert_same_run, lora_node, metrics
+from tests.small_runs import assert_same_run, lora_node, metrics
 
 pytestmark = [
     pytest.mark.processes,

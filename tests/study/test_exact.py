@@ -164,14 +164,15 @@ def test_true_gradient_is_that_of_autograd():
     problem = small()
     theta = problem.theta.clone().requires_grad_()
     reward = token_logps(problem, theta).sum(-1).exp() @ problem.rewards
-    assert torch.allclose(torch.autograd.grad(reward, theta)[0], true_gradient(problem), atol=1e-14)
+    assert torch.allclose(torch.autograd.grad(reward, theta)[0], true_gradient(problem), atol=1e-13)
     assert float(reward.detach()) == pytest.approx(success(problem, problem.theta))
 
 
 def test_scores_average_to_nothing():
     problem = small()
     chance = own(problem).sum(-1).exp()[:, None].expand(-1, 2)
-    assert score_sum(problem, chance[None]).abs().max() < 1e-15
+    # Of terms that sum to 1 at most, in whichever order.
+    assert score_sum(problem, chance[None]).abs().max() < 1e-13
 
 
 @pytest.mark.parametrize("kind", exact.KINDS)

@@ -9,59 +9,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 from matplotlib.colors import to_rgb
 from PIL import Image
 
 from ftis.errors import UserError
 from ftis.method.methods import METHODS
-from ftis.settings import to_dict
 from ftis.study import paper, plots
 from ftis.suite.grid import Run, artefact_runs, load_grid, load_tier, resolve
+from tests.written_runs import TIER, write_run
 
 FIGURES = [name for name in load_grid().artefacts if name.startswith("fig")]
-TIER = "tiny"
-
-
-def write_run(root: Path, slug: str, accuracy, ood=None, steps=(0, 5, 10)) -> Path:
-    """A finished run with `accuracy(role, step)` in validation and `ood(role)` on the benchmark."""
-    run = Run.from_slug(slug)
-    folder = root / "results" / TIER / "runs" / slug
-    folder.mkdir(parents=True)
-    names = [
-        {"node": k, "name": role, "label": f"{role} as it was called then"}
-        for k, role in enumerate(run.roles)
-    ]
-    lines = []
-    for step in range(max(steps) + 1):
-        nodes = []
-        for name in names:
-            score = {
-                "accuracy": accuracy(name["name"], step),
-                "format_rate": 0.9,
-                "truncated": 0.0,
-                "n": 1024,
-            }
-            validation = {"greedy": score, "sampled": None} if step in steps else None
-            training = {"reward": 0.5, "filtered": {"own": 0.0, "foreign": 0.25}} if step else {}
-            nodes.append({**name, "validation": validation, **training})
-        lines.append(json.dumps({"step": step, "seconds": 0.1, "nodes": nodes}))
-    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    scores = []
-    for name in names:
-        rest = {"low": 0.0, "high": 1.0, "n": 500, "format_rate": 1.0, "truncated": 0.0}
-        value = 0.5 if ood is None else ood(name["name"])
-        # Another grader that accepts half of what ours rejects.
-        rest["math_verify"] = {"accuracy": (1 + value) / 2}
-        benchmarks = {
-            "id": {"dataset": "tiny", "accuracy": 0.9, **rest},
-            "ood": {"dataset": "tiny", "accuracy": value, **rest},
-        }
-        scores.append({**name, "benchmarks": benchmarks})
-    (folder / "scores.json").write_text(json.dumps({"run": slug, "nodes": scores, "graders": {}}))
-    (folder / "config.yaml").write_text(yaml.safe_dump(to_dict(resolve(TIER, run))))
-    (folder / "final.json").write_text(json.dumps({"run": slug}))
-    return folder
 
 
 def learning_curve(slug: str, step_count: int = 50):

@@ -16,7 +16,7 @@ from ftis.study.plots import make_figure
 from ftis.study.report.page import make_report
 from ftis.study.report.parts import by_difference, number, points, short
 from ftis.suite.grid import load_grid
-from tests.study.test_paper import write_run
+from tests.written_runs import write_run
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FIGURES = [name for name in load_grid().artefacts if name.startswith("fig")]

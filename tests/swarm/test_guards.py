@@ -14,7 +14,7 @@ from ftis.runs.train import train
 from ftis.swarm import update as update_module
 from ftis.swarm.loop import Swarm
 from ftis.swarm.samples import Samples, Share
-from tests.runs.test_train import _build, metrics
+from tests.small_runs import metrics, pair_config
 
 
 def poison_loss(monkeypatch, *calls):
@@ -40,7 +40,7 @@ def explained(folder):
 
 def test_a_loss_that_is_nan_ends_the_run_with_an_explanation(tiny, tmp_path, monkeypatch):
     poison_loss(monkeypatch, 2)
-    config = _build(tiny, validation={}, optim={"micro_batch_tokens": 400})
+    config = pair_config(tiny, validation={}, optim={"micro_batch_tokens": 400})
     with pytest.raises(
         UserError, match=r"iteration 1, node 0 \(base\): the loss is nan \(explained in .*json\)"
     ):
@@ -90,14 +90,14 @@ def test_weights_that_are_not_finite_end_the_run_whatever_is_allowed(tiny, tmp_p
 
     monkeypatch.setattr(torch.optim.AdamW, "step", overflow)
     with pytest.raises(UserError, match="weights' norm is inf .*go on from its last checkpoint"):
-        train(_build(tiny, validation={}, nonfinite_updates=10), tmp_path / "run")
+        train(pair_config(tiny, validation={}, nonfinite_updates=10), tmp_path / "run")
     _, facts, _ = explained(tmp_path / "run/state/nonfinite")
     assert facts["what"] == "weights' norm is inf" and "inf" in facts["weight_norms"].values()
 
 
 def test_updates_may_be_left_out_and_are_counted(tiny, tmp_path, monkeypatch, capsys):
     """Node 0 makes updates 1 and 2 of iteration 1, node 1 makes 3 and 4, and so on: 6 is its fourth."""
-    config = _build(
+    config = pair_config(
         tiny, validation={}, iterations=2, nonfinite_updates=2,
         optim={"mini_batches": 2, "micro_batch_tokens": 10**6},
     )  # fmt: skip

@@ -13,7 +13,7 @@ from ftis.runs.train import train
 from ftis.swarm.attacks import ATTACKS
 from ftis.swarm.loop import Swarm
 from ftis.swarm.message import message_size
-from tests.runs.test_train import Killed, _build, assert_same_run
+from tests.small_runs import Killed, assert_same_run, pair_config
 
 
 def forge(monkeypatch, change):
@@ -92,7 +92,7 @@ def test_rewards_are_verified_unless_told_not_to(make_config, verify):
 
 
 def test_a_peer_that_keeps_lying_is_left_out_and_stays_out_after_a_kill(tiny, tmp_path, monkeypatch, capsys):
-    config = attacked(_build(tiny, iterations=6, validation={}, patience=2), "claim_all_right")
+    config = attacked(pair_config(tiny, iterations=6, validation={}, patience=2), "claim_all_right")
     train(config, tmp_path / "whole")
     text = (tmp_path / "whole/metrics.jsonl").read_text()
     lines = [json.loads(line)["nodes"][0] for line in text.splitlines()][1:]
@@ -118,7 +118,7 @@ def test_a_peer_that_keeps_lying_is_left_out_and_stays_out_after_a_kill(tiny, tm
 
 def test_no_pickle_in_state_or_messages(tiny, tmp_path, monkeypatch):
     """A run with mail that waits is checkpointed, killed and taken up again while nothing can be (un)pickled."""
-    before = _build(tiny, iterations=3, validation={}, split="vertical", staleness=1)
+    before = pair_config(tiny, iterations=3, validation={}, split="vertical", staleness=1)
     for module, names in (
         (pickle, ("load", "loads", "dump", "dumps", "Pickler", "Unpickler")),
         (torch, ("load", "save")),

@@ -9,7 +9,7 @@ import pytest
 
 from ftis.swarm.inbox import Expected, Inbox, check, faults, receive
 from ftis.swarm.message import Message, Rollouts, decode, encode, pack
-from tests.swarm.test_message import MESSAGE, RUN, STOP, VOCAB, reason
+from tests.messages import MESSAGE, RUN, STOP, VOCAB, reason
 
 EXPECTED = Expected(
     run=RUN, step=7, node=3, share={(0, 1): 5, (0, 4): 5, (2, 0): 2}, vocab_size=VOCAB,

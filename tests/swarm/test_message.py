@@ -11,7 +11,6 @@ import pytest
 from ftis.swarm.message import (
     HEADER_BYTES,
     Message,
-    MessageError,
     Rollouts,
     decode,
     encode,
@@ -20,20 +19,9 @@ from ftis.swarm.message import (
     most_bytes,
     pack,
 )
+from tests.messages import MESSAGE, RUN, VOCAB, reason
 
-RUN = b"\x00\x01abcdef"
-STOP, VOCAB = 9, 10
 CHECKSUM = 4
-MESSAGE = Message(
-    RUN, 7, 3,
-    # Completions of 3, 1 and 2 tokens; the last reached its budget without a stop token.
-    pack(
-        [0, 0, 2], [1, 4, 0],
-        [np.array([5, 6, STOP]), np.array([STOP]), np.array([7, 8])],
-        [np.array([-0.5, -1.25, 0.0]), np.array([-3.0]), np.array([-0.125, -80.0])],
-        [1.0, 0.0, 0.0], [True, True, False],
-    ),
-)  # fmt: skip
 DATA = encode(MESSAGE, VOCAB)
 
 
@@ -57,12 +45,6 @@ def forged(plain: bytes, n=3, m=6, bits=4, packed=None) -> bytes:
 
 def read(data: bytes) -> Message:
     return decode(data, VOCAB, 10, 100)
-
-
-def reason(call, *args) -> str:
-    with pytest.raises(MessageError) as error:
-        call(*args)
-    return error.value.reason
 
 
 # ------------------------------------------------------------------------------------------- a good message

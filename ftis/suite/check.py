@@ -197,7 +197,16 @@ def _memory(runs: Sequence[RunPlan], gpu: Gpu) -> Iterator[str]:
 
 
 def _engines(tier: str, runs: Sequence[RunPlan]) -> Iterator[str]:
-    """Engines of vLLM that wouldn't start: a share that is too small, or a context beyond the model's."""
+    """Engines of vLLM that wouldn't start: two at a time on a card, a share that is too small, or a context beyond the
+    model's."""
+    for run in runs:
+        cards = [node.gpu for node in run.nodes if node.memory.engine]
+        if run.config.transport == "processes" and len(set(cards)) < len(cards):
+            yield (
+                f"resources.train.gpus: {run.slug} has {run.gpus} for {len(run.nodes)} nodes in processes of their own: "
+                "an engine of vLLM measures its card when it starts and sleeps, and fails where another's memory changes "
+                "meanwhile; give each node a GPU, or set transport to local"
+            )
     for node in (node for run in runs for node in run.nodes):
         name = node.label or node.role
         for engine in node.engines:

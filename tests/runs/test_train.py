@@ -1,5 +1,6 @@
 """The loop: same seed, same run; what must not change a result; resuming; refusals."""
 
+import errno
 import importlib.util
 import json
 import shutil
@@ -113,7 +114,7 @@ def test_a_killed_run_ends_like_an_uninterrupted_one(finished, tmp_path, monkeyp
         elif where == "learn":
             patch.setattr(node_module, "update", bomb(node_module.update, 4))
         elif where == "save":
-            patch.setattr(state, "save_file", bomb(state.save_file, 3))
+            patch.setattr(state, "save_tensors", bomb(state.save_tensors, 3))
         elif where == "rename":
             patch.setattr(state.Path, "rename", bomb(state.Path.rename, 1))
         elif where == "append":
@@ -382,6 +383,16 @@ def test_a_lock_whose_folder_was_removed_keeps_nobody_out(tmp_path):
         pass
     (tmp_path / "leave").touch()
     waiting.join(60)
+
+
+def test_a_file_system_without_locks_is_said_to_be_one(tmp_path, monkeypatch):
+    def refuse(_file, _kind):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(state.fcntl, "flock", refuse)
+    for locked in (state.run_lock(tmp_path / "state"), state.only_writer(tmp_path / "answers.jsonl")):
+        with pytest.raises(UserError, match=r"no locks \(Function not implemented\).*-o flock"), locked:
+            pass
 
 
 def test_a_lock_goes_with_its_file_and_lets_one_in_at_a_time(tmp_path):

@@ -482,6 +482,20 @@ def test_check_finds_that_vllm_is_missing(tier):
     only(tier(node={"backend": "vllm"}), "rollout.backend: vLLM can't be imported")
 
 
+def test_two_engines_on_a_card_must_take_turns(installed):
+    installed(True)
+    (pair,) = planned("paper", "size_base-ftis-g50-vertical")
+    assert not list(_engines("paper", [pair]))
+    crowded = replace(pair, gpus=1, nodes=tuple(replace(node, gpu=0) for node in pair.nodes))
+    only(
+        _engines("paper", [crowded]),
+        "resources.train.gpus: size_base",
+        "has 1 for 2 nodes",
+        "transport to local",
+    )
+    assert not list(_engines("paper", [replace(crowded, config=replace(pair.config, transport="local"))]))
+
+
 def test_two_engines_and_two_nodes_on_a_card(tier):
     """Two engines with 49 % of a card each leave no room for the nodes; with 30 % each they do."""
     resources = {"train": {"gpus": 1, "mem_mb": 16000}}

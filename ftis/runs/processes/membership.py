@@ -10,13 +10,13 @@ import fcntl
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ftis.errors import UserError
+from ftis.errors import Interrupted
 
 Lost = Mapping[int, int]
 """Nodes that were left out: node -> the first iteration without it."""
 
 
-class LeftOut(UserError):
+class LeftOut(Interrupted):
     """This process's node was left out by the others."""
 
 

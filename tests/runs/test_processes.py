@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -18,7 +19,7 @@ from ftis.cli.main import main
 from ftis.config import RUN_CONFIG, recipe_hash
 from ftis.errors import UserError
 from ftis.runs.answers import run_subjects
-from ftis.runs.processes.launch import launch
+from ftis.runs.processes.launch import _Child, _unfinished, launch
 from ftis.runs.processes.node import merge_metrics
 from ftis.runs.train import train
 from ftis.settings import parse, to_dict
@@ -348,6 +349,21 @@ def test_a_node_that_fails_before_all_have_met_ends_the_run_with_its_error(tiny,
     assert "node 1 (odd) ended with exit code 2\n  error: model" in said and "nowhere" in said
     assert "node 0 (base_lora) was stopped since not all nodes had come" in said
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"),
+    [((2, 2), 2), ((2, None), 2), ((-9, 2), 1), ((1, None), 1), ((-9, -9), 1)],  # None: stopped from here
+)
+def test_only_bad_input_of_all_nodes_is_bad_input_of_the_run(codes, code):
+    """Else the workflow tries the run again."""
+    children = [
+        _Child(
+            k, "xs", SimpleNamespace(returncode=-9 if c is None else c), 0, stopped="" if c else "was stopped"
+        )
+        for k, c in enumerate(codes)
+    ]
+    assert _unfinished("no node was left", children).exit_code == code
 
 
 def test_nodes_with_different_tokenizers_are_refused_when_they_meet(tiny, tmp_path):

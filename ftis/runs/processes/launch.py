@@ -86,9 +86,7 @@ def launch(config: RunConfig, out: str | Path, job: bool = False) -> RunFolder:
             why = (
                 "no node was left to publish it" if _begun(children) else "it ended before all nodes had met"
             )
-            # Bad input is what a node calls so; one that was killed may live another time.
-            kind = UserError if all(c.process.returncode == 2 or c.stopped for c in failed) else Interrupted
-            raise kind("\n".join([f"the run is not finished: {why}", *(c.ending() for c in failed)]))
+            raise _unfinished(why, failed)
         for child in failed:
             log.warning(child.ending())
         for node in folder.final["lost"]:
@@ -99,6 +97,14 @@ def launch(config: RunConfig, out: str | Path, job: bool = False) -> RunFolder:
                 node["iteration"],
             )
     return folder
+
+
+def _unfinished(why: str, failed: list[_Child]) -> UserError:
+    """The error of a run that its nodes didn't finish. It is bad input where each that ended by itself says so; one that
+    was killed or broke off may live another time."""
+    ended = [child.process.returncode for child in failed if not child.stopped]
+    kind = UserError if ended and set(ended) == {UserError.exit_code} else Interrupted
+    return kind("\n".join([f"the run is not finished: {why}", *(child.ending() for child in failed)]))
 
 
 def _begun(children: list[_Child]) -> bool:

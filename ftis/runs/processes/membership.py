@@ -10,11 +10,11 @@ import fcntl
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ftis.errors import UserError
+from ftis.errors import Interrupted
 from ftis.swarm.transport import Lost
 
 
-class LeftOut(UserError):
+class LeftOut(Interrupted):
     """This process's node was left out by the others."""
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from ftis.errors import UserError
+from ftis.errors import Interrupted, UserError
 
 MAGIC, VERSION = b"FTIH", 2
 _HELLO = struct.Struct("<4sH8sH16s")  # magic, version, run, node, challenge
@@ -102,7 +102,7 @@ def join(
 
 
 def _absent(peer: int, timeout: float) -> UserError:
-    return UserError(f"node {peer} hasn't come within {timeout:.0f} s; start one process for each node")
+    return Interrupted(f"node {peer} hasn't come within {timeout:.0f} s; start one process for each node")
 
 
 def _announce(path: Path, host: str, port: int, secret: bytes) -> None:

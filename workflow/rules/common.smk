@@ -6,7 +6,7 @@ import sys
 
 from snakemake.exceptions import WorkflowError
 
-ROOT = os.path.dirname(os.path.abspath(workflow.basedir))
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(str(workflow.current_basedir))))
 sys.path.insert(0, ROOT)
 
 from ftis.suite import fetch

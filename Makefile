@@ -35,7 +35,7 @@ format: $(VENV)/.installed
 
 # After a change of the settings' classes.
 schemas: $(VENV)/.installed
-	$(BIN)/python -m ftis.suite.grid
+	$(BIN)/python -m ftis.suite.workflow
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed, and none of python3.11 ... python3 is" >&2; exit 1; }

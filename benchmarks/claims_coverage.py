@@ -16,7 +16,7 @@ import record
 from ftis import stats
 from ftis.papers.ftis.claims import CLAIMS
 from ftis.study.verdicts import ALPHA, MARGIN, Component, decide, decisive
-from ftis.suite.grid import load_grid
+from ftis.suite.suite import Suite
 
 Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 
@@ -211,7 +211,7 @@ def verdicts_at(rng: np.random.Generator, repeats: int = 500) -> dict[str, dict]
     centre = []
     for cell, role, what in keys:
         value = 0.85 - 0.04 * (what == "early" and "-ftis-" in cell)
-        if what == "end" and role in load_grid().setups["size_base"].nodes:
+        if what == "end" and role in Suite.load().grid.setups["size_base"].nodes:
             method = "alone" if cell.startswith("alone-") else cells.get(cell, "-ftis-").strip("-")
             if method == "alone" or cell.startswith("size_base"):
                 value = TRIED[method][role == "base_large"]

@@ -20,7 +20,7 @@ from pathlib import Path
 import measures
 import record
 
-from ftis.suite import grid
+from ftis.suite.suite import Suite
 
 ROOT = Path(__file__).parent.parent
 TARGETS = ("runs", "all")
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--runs", nargs="+", type=int, default=[100, 1000, 10_000])
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=TARGETS)
     args = parser.parse_args()
-    sizes = {which: len(grid.runs("smoke", which, 1)) for which in ("full", "paper")}
+    sizes = {which: len(Suite.load().runs("smoke", which, 1)) for which in ("full", "paper")}
     rows = []
     print(f"{'runs':>7}{'target':>8}{'s':>9}{'CPU s':>9}{'MiB':>7}{'ms a run':>10}")
     with tempfile.TemporaryDirectory() as scratch:

@@ -19,7 +19,7 @@ import torch
 
 from ftis.config import Validation
 from ftis.runs.train import train
-from ftis.suite import grid
+from ftis.suite.suite import Suite
 from ftis.tasks.problems import Dataset
 from ftis.tasks.tiny.models import make_data, make_tokenizer, warm_start
 
@@ -28,14 +28,14 @@ SEEDS = (42, 1, 2)
 
 def main() -> None:
     torch.set_num_threads(1)
-    tier = grid.load_tier("tiny")
+    tier = Suite.load().tier("tiny")
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
         make_tokenizer(root / "tok")
         make_data(root / "data", tier.data)
         data = Dataset(name="tiny", path=str(root / "data/train.jsonl"))
         test = Dataset(name="tiny", path=str(root / "data/validation.jsonl"), split="test")
-        base = grid.resolve("tiny", grid.Run.from_slug("alone-base_small-s42"))
+        base = Suite.load().resolve("tiny", Suite.load().run("alone-base_small-s42"))
         rows = []
         for seed in SEEDS:
             began = time.process_time()

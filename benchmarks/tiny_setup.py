@@ -35,7 +35,7 @@ from ftis.model.policy import load_policy
 from ftis.model.sampler import TransformersSampler
 from ftis.runs.answers import complete, summary
 from ftis.runs.train import train
-from ftis.suite import grid
+from ftis.suite.suite import Suite
 from ftis.tasks.grading.verdict import grade_many
 from ftis.tasks.problems import Dataset, load_problems
 from ftis.tasks.tiny.models import make_data, make_tokenizer, warm_start
@@ -75,7 +75,7 @@ def made(root: Path, role: str, seed: int, other_share: float, *steps: int) -> P
 
 def warm(root: Path, role: str, seed: int, other_share: float, steps: int) -> dict:
     torch.set_num_threads(1)
-    model = grid.load_tier("tiny").models[role].tiny
+    model = Suite.load().tier("tiny").models[role].tiny
     model = replace(model, other_share=other_share, steps=steps)
     out = made(root, role, seed, other_share, steps)
     if not (out / "warm.json").exists():
@@ -120,7 +120,7 @@ def distance(root: Path, gen: str, theta: str, seed: int, other_share: float, xs
 
 def alone(root: Path, role: str, seed: int, other_share: float, xs: int, s: int, rate: float) -> dict:
     torch.set_num_threads(1)
-    config = grid.resolve("tiny", grid.Run.from_slug(f"alone-{role}-s42"))
+    config = Suite.load().resolve("tiny", Suite.load().run(f"alone-{role}-s42"))
     start = made(root, role.removesuffix("_lora"), seed, other_share, xs, s)
     node = replace(
         config.nodes[0], model=str(start), revision=None, device="cpu",
@@ -176,7 +176,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         root = arguments.work or Path(scratch)
         make_tokenizer(root / "tok")
-        make_data(root / "data", grid.load_tier("tiny").data)
+        make_data(root / "data", Suite.load().tier("tiny").data)
         tried, distances, chosen = [], [], None
         ways = [way for pair in PAIRS for way in (pair, pair[::-1])]
         for candidate in WARM:

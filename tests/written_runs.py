@@ -6,19 +6,19 @@ from pathlib import Path
 import yaml
 
 from ftis.settings import to_dict
-from ftis.suite.grid import Run, resolve
+from ftis.suite.suite import Suite
 
 TIER = "tiny"
 
 
 def write_run(root: Path, slug: str, accuracy, ood=None, steps=(0, 5, 10)) -> Path:
     """A finished run with `accuracy(role, step)` in validation and `ood(role)` on the benchmark."""
-    run = Run.from_slug(slug)
+    run = Suite.load().run(slug)
     folder = root / "results" / TIER / "runs" / slug
     folder.mkdir(parents=True)
     names = [
         {"node": k, "name": role, "label": f"{role} as it was called then"}
-        for k, role in enumerate(run.roles)
+        for k, role in enumerate(Suite.load().roles(run))
     ]
     lines = []
     for step in range(max(steps) + 1):
@@ -47,6 +47,6 @@ def write_run(root: Path, slug: str, accuracy, ood=None, steps=(0, 5, 10)) -> Pa
         }
         scores.append({**name, "benchmarks": benchmarks})
     (folder / "scores.json").write_text(json.dumps({"run": slug, "nodes": scores, "graders": {}}))
-    (folder / "config.yaml").write_text(yaml.safe_dump(to_dict(resolve(TIER, run))))
+    (folder / "config.yaml").write_text(yaml.safe_dump(to_dict(Suite.load().resolve(TIER, run))))
     (folder / "final.json").write_text(json.dumps({"run": slug}))
     return folder

@@ -223,11 +223,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _grid_run(arguments: argparse.Namespace):
-    from ftis.suite import grid
+    from ftis.suite.suite import Suite
 
-    if note := grid.backend_note(arguments.tier):
+    if note := Suite.load().backend_note(arguments.tier):
         print(note, file=sys.stderr)
-    return grid.resolve(arguments.tier, grid.Run.from_slug(arguments.run))
+    return Suite.load().resolve(arguments.tier, Suite.load().run(arguments.run))
 
 
 def _run_folder(arguments: argparse.Namespace) -> Path:
@@ -296,20 +296,20 @@ def _settings(_arguments: argparse.Namespace) -> None:
 
 def _generate(arguments: argparse.Namespace) -> None:
     from ftis.runs.answers import BenchmarkSpec, Sampling, generate, run_subjects, start_subjects
-    from ftis.suite import grid
+    from ftis.suite.suite import Suite
 
-    run = grid.Run.from_slug(arguments.run)
+    run = Suite.load().run(arguments.run)
     config = _grid_run(arguments)
     folder = _run_folder(arguments)
     subjects, facts = start_subjects(config) if run.method == "start" else run_subjects(folder)
     subjects = [replace(s, compute_dtype=config.nodes[s.node].compute_dtype) for s in subjects]
     tests = {}
-    for role, b in grid.benchmarks(arguments.tier).items():
+    for role, b in Suite.load().benchmarks(arguments.tier).items():
         tests[role] = BenchmarkSpec(b.data, b.prompt or config.rollout.prompt, b.max_new_tokens)
         if b.samples:
             tests[f"{role}_sampled"] = replace(tests[role], samples=b.samples, temperature=1.0)
-    _use_threads(grid.resources(arguments.tier, "generate").threads)
-    batch = grid.answers_batch(arguments.tier, config)
+    _use_threads(Suite.load().resources(arguments.tier, "generate").threads)
+    batch = Suite.load().answers_batch(arguments.tier, config)
     sampling = Sampling(config.seed, batch, config.reward, config.rollout.backend)
     with _gpus(arguments, "generate", config):
         # As in _train: what a process that nobody waits for has begun is taken over.
@@ -325,11 +325,11 @@ def _gpus(arguments: argparse.Namespace, rule: str, config: RunConfig):
 
 def _gpu_count(arguments: argparse.Namespace, rule: str, config: RunConfig) -> int:
     """GPUs that the tier gives a job of that rule; none where the settings say that all nodes are on the CPU."""
-    from ftis.suite import grid
+    from ftis.suite.suite import Suite
 
-    run = grid.Run.from_slug(arguments.run) if getattr(arguments, "run", None) else None
+    run = Suite.load().run(arguments.run) if getattr(arguments, "run", None) else None
     on_cpu = all(node.device == "cpu" for node in config.nodes)
-    return 0 if on_cpu else grid.resources(arguments.tier, rule, run).gpus
+    return 0 if on_cpu else Suite.load().resources(arguments.tier, rule, run).gpus
 
 
 def _use_threads(count: int) -> None:
@@ -381,13 +381,14 @@ def _plan(arguments: argparse.Namespace) -> None:
     import json
     from dataclasses import replace
 
-    from ftis.suite import cost, grid
+    from ftis.suite import cost
     from ftis.suite.plan import plan_runs
     from ftis.suite.plan_text import as_dict, as_text
+    from ftis.suite.suite import Suite
 
     gpu = cost.gpu_named(arguments.gpu) if arguments.gpu else cost.GPU
     gpu = replace(gpu, gib=arguments.gpu_memory or gpu.gib)
-    runs = plan_runs(arguments.tier, grid.runs(arguments.tier, arguments.grid, arguments.seeds), gpu)
+    runs = plan_runs(arguments.tier, Suite.load().runs(arguments.tier, arguments.grid, arguments.seeds), gpu)
     if not arguments.check:
         print(
             json.dumps(as_dict(arguments.tier, runs, gpu))
@@ -487,10 +488,11 @@ def _tokenizer(arguments: argparse.Namespace) -> None:
 
 
 def _tiny_data(arguments: argparse.Namespace) -> None:
-    from ftis.suite import grid
+    from ftis.suite.made import made_data
+    from ftis.suite.suite import Suite
     from ftis.tasks.tiny import models as tiny
 
-    tiny.make_data(arguments.out, grid.made_data(arguments.tier))
+    tiny.make_data(arguments.out, made_data(Suite.load(), arguments.tier))
 
 
 def _warm_start(arguments: argparse.Namespace) -> None:
@@ -498,12 +500,15 @@ def _warm_start(arguments: argparse.Namespace) -> None:
 
     from ftis.runs import state
     from ftis.runs import warm_start as sft
-    from ftis.suite import grid
+    from ftis.suite.grid import Run
+    from ftis.suite.made import made_model
+    from ftis.suite.suite import Suite
+    from ftis.suite.tiers import source_of
     from ftis.tasks.tiny import models as tiny
 
     tier, seed, out = arguments.tier, arguments.seed, arguments.out
-    model = grid.made_model(tier, arguments.model)
-    config = grid.resolve(tier, grid.Run(arguments.model, "alone", None, "vertical", seed))
+    model = made_model(Suite.load(), tier, arguments.model)
+    config = Suite.load().resolve(tier, Run(arguments.model, "alone", None, "vertical", seed))
     settings = model.tiny or model.warm
     with tqdm(desc=f"warm start {arguments.model}", total=settings.steps, disable=None) as bar:
 
@@ -517,8 +522,8 @@ def _warm_start(arguments: argparse.Namespace) -> None:
                 data = arguments.data or Path("results", tier, "data")
                 tiny.warm_start(settings, seed, tokenizer, data, out, show)
                 return
-            _use_threads(grid.resources(tier, "warm_start").threads)
-            where, revision = grid.source_of(model)
+            _use_threads(Suite.load().resources(tier, "warm_start").threads)
+            where, revision = source_of(model)
             sft.warm_start(
                 settings, seed, where, revision, config.rollout.prompt, config.train, out,
                 config.nodes[0].compute_dtype, progress=show,

@@ -16,7 +16,7 @@ from ftis.stats import t_interval
 from ftis.study.paper import load_curves, load_scores, parse_json, read_text, write_files
 from ftis.study.plots import STYLE, fit, rendered
 from ftis.study.tidy import commit_of
-from ftis.suite.grid import load_grid
+from ftis.suite.suite import Suite
 
 CELL = ["setup", "method", "g", "split", "variant", "role"]
 
@@ -32,7 +32,7 @@ def ablation_data(name: str, tier: str, run_dirs: Sequence[Path]) -> pd.DataFram
     out: there the question is what a node gains over training alone as it would have.
     Accuracies are fractions, on the id benchmark: sampled at T = 1 where the tier does that, else greedy.
     """
-    known = load_grid().ablations
+    known = Suite.load().grid.ablations
     if name not in known:
         raise unknown("ablation", name, known)
     if not run_dirs:
@@ -136,7 +136,7 @@ def draw(data: pd.DataFrame) -> Figure:
         axis.set_xlabel("points over alone")
         axis.set_ylim(len(lines) - 0.5, -0.5)
     axes[0].set_yticks(range(len(lines)), lines, fontsize=8)
-    table = load_grid().ablations[data["ablation"][0]]
+    table = Suite.load().grid.ablations[data["ablation"][0]]
     seeds = sorted({int(n) for n in data["seeds"]})
     how = "sampled at T = 1" if data["metric"][0] == "id_sampled" else "greedy"
     note = (

@@ -9,7 +9,7 @@ from typing import Any
 
 from ftis.errors import UserError
 from ftis.study.paper import make_target, named, parse_json, read_text
-from ftis.suite.grid import Run, benchmarks, labels
+from ftis.suite.suite import Suite
 from ftis.tasks.problems import load_problems
 
 SHOWN = ("start", "alone", "nois", "tis", "ftis")
@@ -48,7 +48,7 @@ def read_graded(folder: Path) -> list[dict[str, Any]]:
 def completions(run_dirs: Sequence[Path], tier: str) -> list[dict[str, Any]]:
     """The first sampled (else greedy) answer to the first questions of each benchmark, by the models of one seed of
     the size pair: before training, alone, and under the methods `SHOWN`."""
-    chosen = [(folder, Run.from_slug(folder.name)) for folder in run_dirs]
+    chosen = [(folder, Suite.load().run(folder.name)) for folder in run_dirs]
     pair = ("base_small", "base_large")
     shown = [
         (folder, run)
@@ -63,9 +63,11 @@ def completions(run_dirs: Sequence[Path], tier: str) -> list[dict[str, Any]]:
         return []
     seed = shown[0][1].seed
     questions = {
-        (role, p.id): p.question for role, b in benchmarks(tier).items() for p in load_problems(b.data)
+        (role, p.id): p.question
+        for role, b in Suite.load().benchmarks(tier).items()
+        for p in load_problems(b.data)
     }
-    rows, called = [], labels(tier)
+    rows, called = [], Suite.load().labels(tier)
     for folder, run in shown:
         if run.seed != seed:
             continue

@@ -23,7 +23,7 @@ from ftis.stats import t_interval
 from ftis.study.paper import write_files
 from ftis.study.plots import STYLE, finish, rendered
 from ftis.study.tidy import primary_decoding
-from ftis.suite.grid import load_grid
+from ftis.suite.suite import Suite
 from ftis.swarm.message import BYTES_A_COMPLETION, BYTES_A_TOKEN
 
 Tables = Mapping[str, pd.DataFrame]
@@ -263,7 +263,7 @@ PICTURES = {
 def draw(points: pd.DataFrame, tier: str, how: str, cost: str = "tokens") -> Figure:
     """One panel a set-up: accuracy over a cost of each of its nodes, alone and in the swarm."""
     _, title, axis_label, see = PICTURES[cost]
-    setups = [setup for setup in load_grid().setups if setup in set(points["setup"])]
+    setups = [setup for setup in Suite.load().grid.setups if setup in set(points["setup"])]
     columns = min(3, len(setups))
     rows = -(-len(setups) // columns)
     figure = Figure(figsize=(max(7.4, 3.5 * columns), 2.7 * rows + 1.5))
@@ -273,7 +273,7 @@ def draw(points: pd.DataFrame, tier: str, how: str, cost: str = "tokens") -> Fig
     scale, unit = next((s for s in sizes if largest >= 2 * s[0]), (1, ""))
     for axis, setup in zip(axes, setups, strict=False):
         _panel(axis, points[points["setup"] == setup], cost, scale)
-        axis.set_title(load_grid().setups[setup].title)
+        axis.set_title(Suite.load().grid.setups[setup].title)
     for axis in axes[len(setups) :]:
         axis.remove()
     for place, axis in enumerate(axes[: len(setups)]):

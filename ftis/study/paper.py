@@ -22,7 +22,8 @@ from ftis.config import NodeConfig, RunConfig, load_run
 from ftis.errors import UserError, unknown
 from ftis.method.methods import METHODS
 from ftis.stats import t_interval
-from ftis.suite.grid import SINGLE, Run, artefact_runs, labels, load_grid, resolve, runs
+from ftis.suite.grid import SINGLE
+from ftis.suite.suite import Suite
 from ftis.tasks.problems import Dataset
 
 PAPER_VALUES = Path(__file__).parents[2] / "workflow" / "config" / "paper_values.csv"
@@ -77,7 +78,7 @@ def load_curves(run_dirs: Sequence[Path], tier: str, metrics: Collection[str] | 
     named by their place in metrics.jsonl, joined by dots and without `validation`, e.g.
     `greedy.accuracy` (a fraction), `reward`, `filtered.foreign`. `metrics` keeps only those named.
     """
-    rows, called = [], labels(tier)
+    rows, called = [], Suite.load().labels(tier)
     for folder in run_dirs:
         run = run_columns(folder.name)
         path = folder / "metrics.jsonl"
@@ -106,7 +107,7 @@ def load_scores(run_dirs: Sequence[Path], tier: str) -> pd.DataFrame:
     accuracy, low, high, n, format_rate, truncated, math_verify (accuracy by math-verify's own verdict).
     """
     fields = ["dataset", "accuracy", "low", "high", "n", "format_rate", "truncated"]
-    rows, called = [], labels(tier)
+    rows, called = [], Suite.load().labels(tier)
     for folder in run_dirs:
         run = run_columns(folder.name)
         path = folder / "scores.json"
@@ -138,7 +139,7 @@ def run_columns(slug: str) -> dict[str, Any]:
     g is text ("50"), empty where there is no filter; split is empty for a run alone, whose setup is its role.
     variant is that of an ablation, else empty.
     """
-    run = Run.from_slug(slug)
+    run = Suite.load().run(slug)
     g = "" if run.threshold is None else f"{run.threshold:g}"
     split = "" if run.method in SINGLE else run.split
     values = (slug, run.setup, run.method, g, split, run.variant, run.seed)
@@ -179,12 +180,12 @@ def figure_data(figure_id: str, tier: str, run_dirs: Sequence[Path]) -> pd.DataF
     legend), problems (number of validation problems) and samples (of each). Rows are ordered as they are drawn. A run that doesn't belong on
     the figure, and a curve without any run, are errors; further runs of the same pair are drawn too.
     """
-    figures = [name for name in load_grid().artefacts if name.startswith("fig")]
+    figures = [name for name in Suite.load().grid.artefacts if name.startswith("fig")]
     if figure_id not in figures:
         raise unknown("figure", figure_id, figures)
     choose = f"or let `snakemake -c1 paper_figures/{tier}/{figure_id}.pdf` choose the runs"
-    given = [Run.from_slug(folder.name) for folder in run_dirs]
-    needed = artefact_runs(figure_id, tier, 1)
+    given = [Suite.load().run(folder.name) for folder in run_dirs]
+    needed = Suite.load().artefact_runs(figure_id, tier, 1)
     setup = next(run.setup for run in needed if run.method != "alone")
     for run in given:
         if run.setup != setup and run.method != "alone":
@@ -244,7 +245,9 @@ def series_names(data: pd.DataFrame) -> pd.Series:
 def figure_title(figure_id: str, data: pd.DataFrame) -> str:
     """E.g. `Fig 10: Threshold g of the filter (XS base + S base)`."""
     pair = data[data["method"] != "alone"].drop_duplicates("node").sort_values("node")
-    return f"Fig {figure_id[3:]}: {load_grid().artefacts[figure_id].title} ({' + '.join(pair['label'])})"
+    return (
+        f"Fig {figure_id[3:]}: {Suite.load().grid.artefacts[figure_id].title} ({' + '.join(pair['label'])})"
+    )
 
 
 def figure_note(data: pd.DataFrame, summary: pd.DataFrame) -> str:
@@ -377,7 +380,7 @@ def _over_runs(values: Mapping[str, str], listed: bool) -> str:
     """One setting over the runs {slug: value}: the value, or each value with the runs that have it."""
     groups: dict[str, list[str]] = {}
     for slug, value in values.items():
-        run = Run.from_slug(slug)
+        run = Suite.load().run(slug)
         kind = "alone" if run.method == "alone" else f"{run.setup} {run.split}"
         kinds = groups.setdefault(value, [])
         if kind not in kinds:
@@ -471,7 +474,7 @@ def table2(scores: pd.DataFrame) -> pd.DataFrame:
             fractions |= {f"math_verify_{name}": value for name, value in by.items()}
         rows.append(
             {
-                "pair": load_grid().setups[setup].title,
+                "pair": Suite.load().grid.setups[setup].title,
                 "setup": setup,
                 "role": role,
                 "paper_model": model,
@@ -686,7 +689,9 @@ def make_table(table_id: str, tier: str, run_dirs: Sequence[Path], out: Path) ->
 
 def _make_table1(run_dirs: Sequence[Path], tier: str) -> tuple[pd.DataFrame, str]:
     # Without runs, those that the tier would make: the table asks for settings and needs no training.
-    configs = {} if run_dirs else {run.slug: resolve(tier, run) for run in runs(tier)}
+    configs = (
+        {} if run_dirs else {run.slug: Suite.load().resolve(tier, run) for run in Suite.load().runs(tier)}
+    )
     for folder in run_dirs:
         path = folder / "config.yaml"
         if not path.exists():

@@ -22,7 +22,7 @@ import pandas as pd
 from ftis.errors import UserError
 from ftis.study.answers import completions, disagreements
 from ftis.study.paper import RUN_COLUMNS, make_target, named, parse_json, read_text, run_columns, write_files
-from ftis.suite.grid import Run, labels
+from ftis.suite.suite import Suite
 
 Tables = dict[str, pd.DataFrame]
 
@@ -55,9 +55,9 @@ PHASES = ("sample", "grade", "exchange", "update")
 def tidy(run_dirs: Sequence[Path], tier: str) -> Tables:
     """The tables of runs by name; raises `UserError` for a run that isn't finished."""
     rows: dict[str, list[dict]] = {name: [] for name in COLUMNS}
-    called = labels(tier)
+    called = Suite.load().labels(tier)
     for folder in run_dirs:
-        if Run.from_slug(folder.name).method != "start":
+        if Suite.load().run(folder.name).method != "start":
             _add_training(folder, called, rows)
         _add_scores(folder, called, rows)
     rows["completions"] = completions(run_dirs, tier)
@@ -161,7 +161,7 @@ def _add_scores(folder: Path, called: Mapping[str, str], rows: dict[str, list[di
                     "math_verify_faults": other["faults"],
                     **{key: other[key] for key in ("only_ours", "only_math_verify")},
                 })  # fmt: skip
-            if Run.from_slug(folder.name).method == "start":
+            if Suite.load().run(folder.name).method == "start":
                 rows["runs"].append({**run_columns(folder.name), **named(node, called), "iterations": 0})
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: lacks {error}; delete it and {make_target(path)}") from None
@@ -187,7 +187,7 @@ def sources(tier: str, run_dirs: Sequence[Path]) -> dict[str, Any]:
         found.setdefault("graded_with", set()).add(
             ", ".join(f"{name} {version}" for name, version in graders.items())
         )
-        if Run.from_slug(folder.name).method == "start":
+        if Suite.load().run(folder.name).method == "start":
             continue
         path = folder / "final.json"
         final = parse_json(read_text(path), str(path), path)
@@ -210,7 +210,7 @@ def sources(tier: str, run_dirs: Sequence[Path]) -> dict[str, Any]:
         found.setdefault("gpus", set()).add(", ".join(made["gpus"]) or "none")
         for package, version in made["packages"].items():
             found.setdefault(package, set()).add(version)
-    seeds = sorted({Run.from_slug(folder.name).seed for folder in run_dirs})
+    seeds = sorted({Suite.load().run(folder.name).seed for folder in run_dirs})
     return {
         "tier": tier,
         "command": f"snakemake -c2 --config tier={tier} seeds={len(seeds)}",

@@ -11,10 +11,12 @@ from pathlib import Path
 from ftis.config import RunConfig
 from ftis.errors import UserError
 from ftis.locks import locked
-from ftis.suite import cost, grid
+from ftis.suite import cost
 from ftis.suite.cost import Gpu
 from ftis.suite.memory import GIB
 from ftis.suite.plan import RunPlan, shape_of_role
+from ftis.suite.suite import Suite
+from ftis.suite.tiers import source_of
 from ftis.tasks.problems import Dataset
 
 
@@ -56,9 +58,9 @@ def _says(call: Callable, *arguments) -> Iterator[str]:
 
 def _sources(tier: str, config: RunConfig) -> list[tuple[str, str, str | None]]:
     """(role, folder or hub name, revision) of the models of a run that aren't made from nothing."""
-    models = grid.load_tier(tier).models
+    models = Suite.load().tier(tier).models
     real = [(node.name, models[models[node.name].of or node.name]) for node in config.nodes]
-    return [(role, *grid.source_of(model)) for role, model in real if model.tiny is None]
+    return [(role, *source_of(model)) for role, model in real if model.tiny is None]
 
 
 def _models(tier: str, runs: Sequence[RunPlan], tokenizers: dict) -> Iterator[str]:
@@ -103,7 +105,7 @@ def _data(tier: str, runs: Sequence[RunPlan]) -> Iterator[str]:
 
 
 def _datasets(tier: str, config: RunConfig) -> list[Dataset]:
-    sets = [config.train, config.validation.data, *(b.data for b in grid.benchmarks(tier).values())]
+    sets = [config.train, config.validation.data, *(b.data for b in Suite.load().benchmarks(tier).values())]
     return [data for data in sets if data is not None]
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from ftis.errors import UserError
 from ftis.hub import has_model, load_model
-from ftis.suite import grid
+from ftis.suite.suite import Suite
+from ftis.suite.tiers import local_models
 from ftis.tasks.problems import Dataset, fetched_file, load_problems, local_file
 
 Model = tuple[str, str | None]
@@ -40,15 +41,15 @@ def require_fetched(tiers: Iterable[str]) -> None:
 
 def _models(tier: str) -> list[Model]:
     """Models that are neither made by the workflow nor local."""
-    local = grid.local_models()
-    models = grid.load_tier(tier).models.values()
+    local = local_models()
+    models = Suite.load().tier(tier).models.values()
     named = [(m.model, m.revision) for m in models if m.model and m.model not in local]
     return [(model, revision) for model, revision in named if not Path(model).expanduser().is_dir()]
 
 
 def _datasets(tier: str) -> list[Dataset]:
     """Sets of problems that are neither made by the workflow nor local, whole."""
-    config = grid.resolve(tier, grid.runs(tier, "full")[0])
-    used = [config.train, config.validation.data, *(b.data for b in grid.benchmarks(tier).values())]
+    config = Suite.load().resolve(tier, Suite.load().runs(tier, "full")[0])
+    used = [config.train, config.validation.data, *(b.data for b in Suite.load().benchmarks(tier).values())]
     whole = {Dataset(name=d.name, split=d.split) for d in used if d and d.path is None}
     return sorted((d for d in whole if local_file(d) is None), key=lambda d: (d.name, d.split))

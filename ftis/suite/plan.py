@@ -12,9 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ftis.config import KEPT, NodeConfig, RunConfig
-from ftis.suite import cost, grid, memory
+from ftis.errors import UserError
+from ftis.suite import cost, memory
 from ftis.suite.cost import Gpu, Seconds
+from ftis.suite.grid import Run
 from ftis.suite.memory import FULL, GIB, Batch, Memory, Shape
+from ftis.suite.suite import Suite
+from ftis.suite.tiers import source_of
 from ftis.swarm.message import BYTES_A_COMPLETION, BYTES_A_MESSAGE, BYTES_A_TOKEN
 from ftis.swarm.share import assignment
 from ftis.tasks.problems import Dataset
@@ -123,11 +127,11 @@ def shape_of_role(tier: str, role: str) -> Shape:
     """A model's architecture: of its config.json where that is here or in the hub's cache, else what the tier says."""
     from huggingface_hub import try_to_load_from_cache
 
-    table = grid.load_tier(tier).models
+    table = Suite.load().tier(tier).models
     model = table[table[role].of or role]
     if model.tiny is not None:
         return Shape(**SIZES[model.tiny.size])
-    where, revision = grid.source_of(model)
+    where, revision = source_of(model)
     file = Path(where).expanduser() / "config.json"
     if not file.is_file() and where.count("/") == 1:
         cached = try_to_load_from_cache(where, "config.json", revision=revision)
@@ -135,7 +139,7 @@ def shape_of_role(tier: str, role: str) -> Shape:
     if file.is_file():
         return memory.shape_of(json.loads(file.read_text()), str(file))
     if model.shape is None:
-        raise grid.UserError(
+        raise UserError(
             f"models.{role}: {where}: no config.json here; give its `shape`, or a local copy of the model"
         )
     return model.shape
@@ -161,8 +165,8 @@ def problem_count(data: Dataset | None) -> int:
 def answer_batches(tier: str, config: RunConfig, longest: bool = True) -> list[Batch]:
     """What is decoded at a time for each test, with its longest prompt or with its mean one. Problems that aren't
     counted are taken to fill a batch."""
-    found, most = [], grid.answers_batch(tier, config)
-    for test in grid.benchmarks(tier).values():
+    found, most = [], Suite.load().answers_batch(tier, config)
+    for test in Suite.load().benchmarks(tier).values():
         each = 1 + test.samples  # the greedy answer with the others
         prompts = min(max(1, most // each), problem_count(test.data) or most)
         tokens = PROMPT_TOKENS[test.data.name][longest]
@@ -175,15 +179,15 @@ def _engine(share: str, given: float, shape: Shape, node: NodeConfig, batches: S
     return EnginePlan(share, given, *memory.engine_parts(shape, node, tokens), tokens)
 
 
-def plan_run(tier: str, run: grid.Run, gpu: Gpu = cost.GPU) -> RunPlan:
+def plan_run(tier: str, run: Run, gpu: Gpu = cost.GPU) -> RunPlan:
     """What one run takes."""
-    config = grid.resolve(tier, run)
-    gpus = grid.resources(tier, "train", run).gpus
+    config = Suite.load().resolve(tier, run)
+    gpus = Suite.load().resources(tier, "train", run).gpus
     counts = [completion_count(config, k) for k in range(len(config.nodes))]
     nodes = tuple(
         _node(tier, run, config, k, where, counts, gpu) for k, where in enumerate(place(config, gpus))
     )
-    answering = grid.resources(tier, "generate", run)
+    answering = Suite.load().resources(tier, "generate", run)
     states = [3 * FULL * node.trained for node in nodes]  # weights and two moments
     kept = sum(FULL * node.trained for node in nodes)
     on_gpu = [[n.memory for n in nodes if n.gpu == i] for i in range(gpus)]
@@ -196,7 +200,7 @@ def plan_run(tier: str, run: grid.Run, gpu: Gpu = cost.GPU) -> RunPlan:
     return RunPlan(
         slug=run.slug, config=config, nodes=nodes, gpus=gpus,
         gpu_bytes=tuple(sum(map(memory.gpu_memory, [[m] for m in ms] if together else [ms])) for ms in on_gpu),
-        host_bytes=_host_bytes(nodes, gpus, together), host_limit=grid.resources(tier, "train", run).mem_mb * 1e6,
+        host_bytes=_host_bytes(nodes, gpus, together), host_limit=Suite.load().resources(tier, "train", run).mem_mb * 1e6,
         generate_limit=gpu.gib * GIB if answering.gpus else answering.mem_mb * 1e6,
         saving_seconds=saving, train_hours=training / 3600,
         gpu_hours=(gpus * training + answering.gpus * answers) / 3600,
@@ -207,7 +211,7 @@ def plan_run(tier: str, run: grid.Run, gpu: Gpu = cost.GPU) -> RunPlan:
 
 
 def _node(
-    tier: str, run: grid.Run, config: RunConfig, k: int, where: int | None, counts: Sequence[int], gpu: Gpu
+    tier: str, run: Run, config: RunConfig, k: int, where: int | None, counts: Sequence[int], gpu: Gpu
 ) -> NodePlan:
     """Node `k` of a run, on the GPU `where` of its job; counts: completions that each node samples an iteration."""
     node, card, backend = config.nodes[k], gpu.gib * GIB, config.backend(k)
@@ -216,7 +220,7 @@ def _node(
     validation = problem_count(config.validation.data)
     # Memory must do for the longest prompt; how long a run takes is decided by the mean one.
     batches, usual = (memory.batches_of(config, counts[k], validation, n) for n in (longest, mean))
-    answering, tests = grid.resources(tier, "generate", run).gpus, answer_batches(tier, config)
+    answering, tests = Suite.load().resources(tier, "generate", run).gpus, answer_batches(tier, config)
     engines, engine, answers = [], 0.0, memory.answer_memory(shape, node, tests)
     if backend == "vllm":
         engine = config.rollout.gpu_memory_utilization * card * (where is not None)
@@ -248,7 +252,7 @@ def _answer_seconds(tier: str, config: RunConfig, shape: Shape, node: NodeConfig
     backend = config.rollout.backend
     seconds = cost.load_seconds(shape, FULL, backend)
     for test, batch in zip(
-        grid.benchmarks(tier).values(), answer_batches(tier, config, longest=False), strict=True
+        Suite.load().benchmarks(tier).values(), answer_batches(tier, config, longest=False), strict=True
     ):
         problems = problem_count(test.data)
         seconds += cost.answer_seconds(shape, node, problems, batch, 1 + test.samples, backend, gpu)
@@ -275,5 +279,5 @@ def _host_bytes(nodes: Sequence[NodePlan], gpus: int, together: bool) -> float:
     return host
 
 
-def plan_runs(tier: str, runs: Sequence[grid.Run], gpu: Gpu = cost.GPU) -> list[RunPlan]:
+def plan_runs(tier: str, runs: Sequence[Run], gpu: Gpu = cost.GPU) -> list[RunPlan]:
     return [plan_run(tier, run, gpu) for run in runs]

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
-from ftis.suite import cost, grid
+from ftis.suite import cost
 from ftis.suite.cost import Gpu, Seconds
+from ftis.suite.grid import Run
 from ftis.suite.plan import RunPlan, plan_runs
+from ftis.suite.suite import Suite
 
 
-def plan(tier: str, runs: Sequence[grid.Run]) -> str:
+def plan(tier: str, runs: Sequence[Run]) -> str:
     """A table of runs, and their sum, as text."""
     return as_text(tier, plan_runs(tier, runs))
 
@@ -38,16 +40,18 @@ def as_text(tier: str, runs: Sequence[RunPlan], gpu: Gpu = cost.GPU) -> str:
                    str(n.sequences), *parts, _memory_size(n.memory.peak)]  # fmt: skip
             nodes.setdefault(tuple(row), row)
     head = ["node", "model", "revision", "parameters, M", "trained, M", "sequences", *(p.replace("_", " ") for p in PARTS), "peak"]  # fmt: skip
-    train = grid.resources(tier, "train")
-    memories = sorted({grid.resources(tier, "train", grid.Run.from_slug(run.slug)).mem_mb for run in runs})
-    notes = [note for note in [grid.backend_note(tier)] if note]
+    train = Suite.load().resources(tier, "train")
+    memories = sorted(
+        {Suite.load().resources(tier, "train", Suite.load().run(run.slug)).mem_mb for run in runs}
+    )
+    notes = [note for note in [Suite.load().backend_note(tier)] if note]
     return "\n".join([
         *_aligned(lines), "",
         *_aligned([head, *nodes.values()]),
         "peak of a node: weights + optimizer, and the larger of an update (gradients, casts, activations, head) and of",
         "sampling (casts, kv cache, sampler; or vLLM's engine)",
         "generate peak: of the job that answers the tests with the run's models, one after the other, on its GPU",
-        "", f"{len(runs)} runs of tier {tier}: {grid.load_tier(tier).about}",
+        "", f"{len(runs)} runs of tier {tier}: {Suite.load().tier(tier).about}",
         f"each training job: {train.threads} threads, {' to '.join(map(str, memories[:: max(1, len(memories) - 1)]))} MB, at most {train.runtime} minutes",
         *notes,
         f"GPU-hours on {gpu.name} ({gpu.gib:g} GiB): {sum(r.gpu_hours for r in runs):.1f}; estimated with {_assumptions(runs, gpu)}",

@@ -11,16 +11,16 @@ from ftis.papers.ftis import claims
 from ftis.study import verdicts
 from ftis.study.paper import paper_values
 from ftis.study.verdicts import Component
-from ftis.suite.grid import Run, load_grid
+from ftis.suite.suite import Suite
 
 SMALL, LARGE = "base_small", "base_large"
 STEPS = {5: "early", 10: "early", 25: "middle", 30: "middle", 35: "last", 40: "last"}
 CELLS = [
-    *(f"alone-{role}" for role in load_grid().roles),
+    *(f"alone-{role}" for role in Suite.load().grid.roles),
     *(f"size_base-{method}-vertical" for method in ("nois", "vis", "tis", "fnois-g50", "fvis-g50")),
     *(f"size_base-ftis-g{g}-vertical" for g in (5, 10, 100)),
     "size_base-ftis-g50-horizontal",
-    *(f"{setup}-ftis-g50-vertical" for setup in load_grid().setups),
+    *(f"{setup}-ftis-g50-vertical" for setup in Suite.load().grid.setups),
 ]
 
 
@@ -33,8 +33,8 @@ def make_tables(world=None, noise=0.002, seeds=(42, 1, 2, 3, 4), cells=CELLS):
     runs, training, validation, scores = [], [], [], []
     for cell in cells:
         for seed in seeds:
-            run = Run.from_slug(f"{cell}-s{seed}")
-            for node, role in enumerate(run.roles):
+            run = Suite.load().run(f"{cell}-s{seed}")
+            for node, role in enumerate(Suite.load().roles(run)):
                 keys = {"run": run.slug, "node": node}
 
                 def level(what, cell=cell, role=role, seed=seed):
@@ -46,7 +46,7 @@ def make_tables(world=None, noise=0.002, seeds=(42, 1, 2, 3, 4), cells=CELLS):
                     return 0.7 + 0.01 * math.sin(seed) + shift + noise * draw.standard_normal()
 
                 tokens = [1000 + 10 * step + node for step in (1, 2, 3)]
-                sent = [(len(run.roles) - 1) * (8 * n + 17 * 96 + 32) for n in tokens]
+                sent = [(len(Suite.load().roles(run)) - 1) * (8 * n + 17 * 96 + 32) for n in tokens]
                 runs.append(
                     {
                         **keys,
@@ -92,7 +92,7 @@ AS_CLAIMED = {
     (size("vis"), "*", "end"): -0.08,
     (size("tis"), "*", "end"): -0.04,
     (size("fnois", 50), "*", "end"): -0.02,
-    **{(f"{setup}-ftis-g50-vertical", "*", "early"): -0.05 for setup in load_grid().setups},
+    **{(f"{setup}-ftis-g50-vertical", "*", "early"): -0.05 for setup in Suite.load().grid.setups},
     ("size_coder-ftis-g50-vertical", "coder_small", "ood"): 0.05,
     **{(size("ftis", g), SMALL, "early"): -0.03 * math.log(g / 5) for g in (5, 10, 100)},
     **{(size("ftis", g), LARGE, "end"): 0.03 * math.log(g / 50) for g in (5, 10, 100)},
@@ -106,7 +106,7 @@ CONTRARY = {
     (size("vis"), "*", "end"): 0.06,
     (size("tis"), "*", "end"): 0.03,
     (size("ftis", 50), "*", "end"): -0.06,
-    **{(f"{setup}-ftis-g50-vertical", "*", "ood"): -0.05 for setup in load_grid().setups},
+    **{(f"{setup}-ftis-g50-vertical", "*", "ood"): -0.05 for setup in Suite.load().grid.setups},
     **{(size("ftis", g), SMALL, "early"): 0.03 * math.log(g / 5) for g in (5, 10, 50, 100)},
     (size("fvis", 50), "*", "last"): 0.04,
     (size("ftis", 50), "*", "last"): -0.05,

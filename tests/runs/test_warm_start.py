@@ -12,7 +12,7 @@ from ftis.errors import UserError
 from ftis.model.policy import load_policy
 from ftis.model.sampler import Request, SamplingParams, TransformersSampler
 from ftis.runs.warm_start import WarmStart, solution_text, warm_start
-from ftis.suite import grid
+from ftis.suite.suite import Suite
 from ftis.swarm.loop import Swarm
 from ftis.tasks.grading.verdict import grade_many
 from ftis.tasks.problems import Dataset, Problem, load_problems
@@ -96,7 +96,7 @@ def test_texts_that_are_too_long_are_left_out_and_all_of_them_is_an_error(easy, 
 
 def test_the_command_makes_what_the_tier_s_runs_start_from(easy, tiny, tmp_path, monkeypatch):
     (tmp_path / "tiers").mkdir()
-    (tmp_path / "grid.yaml").write_text((grid.CONFIG / "grid.yaml").read_text())
+    (tmp_path / "grid.yaml").write_text((Suite.load().folder / "grid.yaml").read_text())
     data = {"name": "gsm8k", "path": easy.path}
     model = {"label": "x", "model": str(tiny / "base"), "warm": {"steps": 2, "batch": 4}}
     (tmp_path / "tiers/warmed.yaml").write_text(yaml.safe_dump({
@@ -104,9 +104,9 @@ def test_the_command_makes_what_the_tier_s_runs_start_from(easy, tiny, tmp_path,
         "models": {"base_small": model}, "benchmarks": {},
         "run": {"train": data, "rollout": {"prompt": "tiny-v1", "max_new_tokens": 20}},
     }))  # fmt: skip
-    monkeypatch.setattr(grid, "CONFIG", tmp_path)
+    monkeypatch.setenv("FTIS_SUITE", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    (node,) = grid.resolve("warmed", grid.Run.from_slug("alone-base_small-s3")).nodes
+    (node,) = Suite.load().resolve("warmed", Suite.load().run("alone-base_small-s3")).nodes
     out = node.model
     assert out == "results/warmed/models/base_small-s3"
     assert (

@@ -15,24 +15,24 @@ from PIL import Image
 from ftis.errors import UserError
 from ftis.method.methods import METHODS
 from ftis.study import paper, plots
-from ftis.suite.grid import Run, artefact_runs, load_grid, load_tier, resolve
+from ftis.suite.suite import Suite
 from tests.written_runs import TIER, write_run
 
-FIGURES = [name for name in load_grid().artefacts if name.startswith("fig")]
+FIGURES = [name for name in Suite.load().grid.artefacts if name.startswith("fig")]
 
 
 def learning_curve(slug: str, step_count: int = 50):
     """A plausible curve for drawings: rises, levels off, wobbles; keyed by the run's name."""
-    run = Run.from_slug(slug)
+    run = Suite.load().run(slug)
     rng = np.random.default_rng([run.seed, *map(ord, run.cell)])
     level = {"nois": 0.62, "vis": 0.68, "tis": 0.76, "fnois": 0.79, "fvis": 0.77, "ftis": 0.83, "alone": 0.85}
     top = level[run.method] + 0.01 * math.log10(run.threshold or 50) + rng.normal(0, 0.02)
-    noise = rng.normal(0, 0.012, size=(len(run.roles), step_count + 1))
+    noise = rng.normal(0, 0.012, size=(len(Suite.load().roles(run)), step_count + 1))
 
     def accuracy(role: str, step: int) -> float:
         start = 0.5 + 0.04 * ("large" in role)
         mean = start + (top - start) * (1 - math.exp(-step / 12)) - (run.split == "horizontal") * step / 1500
-        return min(1.0, mean + float(noise[run.roles.index(role), step]))
+        return min(1.0, mean + float(noise[Suite.load().roles(run).index(role), step]))
 
     return accuracy
 
@@ -40,7 +40,7 @@ def learning_curve(slug: str, step_count: int = 50):
 def write_figure_runs(root: Path, artefact: str, seeds: int, **options) -> list[Path]:
     return [
         write_run(root, run.slug, learning_curve(run.slug), steps=range(0, 51, 5), **options)
-        for run in artefact_runs(artefact, TIER, seeds)
+        for run in Suite.load().artefact_runs(artefact, TIER, seeds)
     ]
 
 
@@ -119,7 +119,7 @@ def test_curves_are_tidy(size_pair):
             "seed": 1,
             "node": 1,
             "role": "base_large",
-            "label": load_tier(TIER).models["base_large"].label,
+            "label": Suite.load().tier(TIER).models["base_large"].label,
             "step": 10,
             "metric": "greedy.accuracy",
             "value": pytest.approx(0.45),
@@ -220,7 +220,7 @@ def test_every_figure_is_written_whole(figure, tmp_path):
     pdf = (out / f"{figure}.pdf").read_bytes()
     assert b"/FontFile2" in pdf and b"/Type3" not in pdf and b"CreationDate" not in pdf
     assert len(pd.read_csv(out / f"{figure}.csv")) == sum(
-        11 * len(Run.from_slug(folder.name).roles) for folder in runs
+        11 * len(Suite.load().roles(Suite.load().run(folder.name))) for folder in runs
     )
 
 
@@ -383,10 +383,11 @@ def test_table2_pairs_by_seed(tmp_path):
 
 def test_table2_rows_are_in_the_papers_order(tmp_path):
     runs = [
-        write_run(tmp_path, run.slug, lambda *_: 0.5) for run in reversed(artefact_runs("table2", TIER, 1))
+        write_run(tmp_path, run.slug, lambda *_: 0.5)
+        for run in reversed(Suite.load().artefact_runs("table2", TIER, 1))
     ]
     table = paper.table2(paper.load_scores(runs, TIER))
-    assert table["setup"].tolist() == [s for s in load_grid().setups for _ in range(2)]
+    assert table["setup"].tolist() == [s for s in Suite.load().grid.setups for _ in range(2)]
     assert table["paper_alone"].tolist() == [
         *(0.406, 0.575, 0.410, 0.478, 0.406, 0.410),
         *(0.575, 0.478, 0.406, 0.412, 0.575, 0.500),
@@ -437,7 +438,7 @@ def test_table1_without_runs_shows_those_of_the_tier(tmp_path):
 
 
 def test_every_row_of_table1_reads_a_setting():
-    config = resolve(TIER, Run.from_slug("peft_small-ftis-g50-vertical-s42"))
+    config = Suite.load().resolve(TIER, Suite.load().run("peft_small-ftis-g50-vertical-s42"))
     values = paper.paper_values()
     assert set(values.loc[values["artefact"] == "table1", "quantity"]) == set(paper.settings_of(config))
 

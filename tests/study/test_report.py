@@ -15,11 +15,11 @@ from PIL import Image
 from ftis.study.plots import make_figure
 from ftis.study.report.page import make_report
 from ftis.study.report.parts import by_difference, number, points, short
-from ftis.suite.grid import load_grid
+from ftis.suite.suite import Suite
 from tests.written_runs import write_run
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FIGURES = [name for name in load_grid().artefacts if name.startswith("fig")]
+FIGURES = [name for name in Suite.load().grid.artefacts if name.startswith("fig")]
 PICTURES = 7  # of `folder`: two figures, an ablation, the exact study, three of economics
 HARM = "<think>3 + 4</think><script>alert(1)</script> & so on"
 

@@ -21,8 +21,7 @@ from ftis.study.answers import DIFFERING, disagreements
 from ftis.study.economics import make_economics
 from ftis.study.paper import load_scores, run_columns
 from ftis.study.tidy import make_tidy, read_tidy
-from ftis.suite import grid
-from ftis.suite.grid import Run
+from ftis.suite.suite import Suite
 from ftis.tasks.problems import Dataset
 
 SLUGS = (
@@ -42,12 +41,12 @@ def root(tiny, tmp_path_factory):
     root = tmp_path_factory.mktemp("tidy")
     shutil.copytree(tiny / "data", root / "results/tiny/data")
     for slug in SLUGS:
-        run, folder = Run.from_slug(slug), root / "results/tiny/runs" / slug
+        run, folder = Suite.load().run(slug), root / "results/tiny/runs" / slug
         config = parse(RUN_CONFIG, {
             "name": slug, "seed": run.seed, "method": "alone" if run.method == "start" else run.method,
             "threshold": run.threshold, "iterations": 2, "prompts": 4, "group_size": 4, "threads": 1,
             "cap": 1 if run.variant else 2,
-            "nodes": [{"name": r, "model": str(tiny / MODELS[r]), "label": r.upper()} for r in run.roles],
+            "nodes": [{"name": r, "model": str(tiny / MODELS[r]), "label": r.upper()} for r in Suite.load().roles(run)],
             "train": {"name": "tiny", "path": str(tiny / "data/train.jsonl")},
             "validation": {
                 "data": {"name": "tiny", "path": str(tiny / "data/validation.jsonl"), "limit": 8},
@@ -329,4 +328,4 @@ def test_an_ablation_is_drawn(folders, tmp_path):
 
 
 def test_ablations_are_of_this_grid():
-    assert set(grid.ablations("tiny")) == set(grid.load_grid().ablations)
+    assert set(Suite.load().ablations("tiny")) == set(Suite.load().grid.ablations)

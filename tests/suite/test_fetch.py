@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from ftis.errors import UserError
-from ftis.suite import fetch, grid
+from ftis.suite import fetch
+from ftis.suite.suite import Suite
 from ftis.tasks.problems import Dataset, fetched_file, load_problems
 
 ROOT = Path(__file__).parents[2]
@@ -176,6 +177,6 @@ def test_what_is_missing_is_named_with_the_way_out(cache, monkeypatch, tmp_path)
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
     monkeypatch.setenv("FTIS_DATA", str(tmp_path))
-    models = {m.model: str(tmp_path) for m in grid.load_tier("small").models.values() if m.model}
+    models = {m.model: str(tmp_path) for m in Suite.load().tier("small").models.values() if m.model}
     monkeypatch.setenv("FTIS_MODELS", json.dumps(models))
     fetch.require_fetched(["small"])

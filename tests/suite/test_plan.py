@@ -16,7 +16,7 @@ import ftis.config
 from ftis.cli import main as cli
 from ftis.errors import UserError
 from ftis.model.policy import load_policy
-from ftis.suite import cost, grid
+from ftis.suite import cost
 from ftis.suite.check import _engines, check
 from ftis.suite.memory import GIB
 from ftis.suite.plan import (
@@ -30,6 +30,7 @@ from ftis.suite.plan import (
     plan_runs,
 )
 from ftis.suite.plan_text import as_dict, as_text, plan
+from ftis.suite.suite import Suite
 from ftis.swarm.loop import Swarm
 from ftis.swarm.state import pack_node
 from tests.parts import with_swapped_ids
@@ -54,7 +55,7 @@ def test_the_bound_holds_for_a_real_iteration(make_config):
 
 
 def test_plan_lists_every_run_and_the_sum():
-    text = plan("smoke", grid.runs("smoke"))
+    text = plan("smoke", Suite.load().runs("smoke"))
     assert text.count("\nsize_") == 11 and text.count("\nalone-") == 6
     assert "21 runs of tier smoke" in text and "sent by all nodes of all runs: at most" in text
 
@@ -63,7 +64,7 @@ def test_plan_lists_every_run_and_the_sum():
 def installed(monkeypatch):
     """Whether vLLM is installed, for what `backend: auto` comes to."""
 
-    resolve = grid.resolve  # a test may put another one in its place
+    resolve = Suite.resolve  # a test may put another one in its place
 
     def decide(there):
         monkeypatch.setattr(ftis.config, "find_spec", lambda _name: "there" if there else None)
@@ -74,14 +75,20 @@ def installed(monkeypatch):
 
 
 def planned(tier, *cells, **options):
-    return plan_runs(tier, [grid.Run.from_slug(f"{cell}-s42") for cell in cells], **options)
+    return plan_runs(tier, [Suite.load().run(f"{cell}-s42") for cell in cells], **options)
 
 
 @pytest.mark.parametrize("vllm", [True, False])
 def test_the_paper_s_runs_fit_on_80_gb_cards(installed, vllm):
     installed(vllm)
-    ablations = {run for name in grid.ablations("paper") for run in grid.ablation_runs(name, "paper", 1)}
-    for run in plan_runs("paper", [*grid.runs("paper", "full", 1), *sorted(ablations, key=lambda r: r.slug)]):
+    ablations = {
+        run
+        for name in Suite.load().ablations("paper")
+        for run in Suite.load().ablation_runs(name, "paper", 1)
+    }
+    for run in plan_runs(
+        "paper", [*Suite.load().runs("paper", "full", 1), *sorted(ablations, key=lambda r: r.slug)]
+    ):
         assert all(
             run.config.backend(k) == ("vllm" if vllm else "transformers") for k in range(len(run.nodes))
         )
@@ -100,22 +107,22 @@ def test_the_paper_s_runs_fit_on_80_gb_cards(installed, vllm):
 def test_the_size_pair_shares_an_80_gb_card_in_one_process_without_vllm(monkeypatch, installed):
     """What docs/paper_tier.md offers to who has one card: 1.5B + 3B, one after the other."""
     installed(False)
-    run = grid.Run.from_slug("size_base-ftis-g50-vertical-s42")
-    config = replace(grid.resolve("paper", run), transport="local")
-    monkeypatch.setattr(grid, "resolve", lambda *_: config)
+    run = Suite.load().run("size_base-ftis-g50-vertical-s42")
+    config = replace(Suite.load().resolve("paper", run), transport="local")
+    monkeypatch.setattr(Suite, "resolve", lambda *_: config)
     with_one_gpu(monkeypatch)
     (peak,) = plan_run("paper", run).gpu_bytes
     assert 70 * GIB < peak < 79.1 * GIB
 
 
 def with_one_gpu(monkeypatch):
-    resources = grid.resources
-    monkeypatch.setattr(grid, "resources", lambda *given: replace(resources(*given), gpus=1))
+    resources = Suite.resources
+    monkeypatch.setattr(Suite, "resources", lambda *given: replace(resources(*given), gpus=1))
 
 
 def test_the_small_tiers_train_and_answer_on_a_16_gb_card():
     for tier in ("small", "small_qwen"):
-        for run in plan_runs(tier, grid.runs(tier, "full"), cost.GPUS["t4"]):
+        for run in plan_runs(tier, Suite.load().runs(tier, "full"), cost.GPUS["t4"]):
             assert run.generate_limit == 14.56 * GIB
             assert max(*run.gpu_bytes, *(n.generate_bytes for n in run.nodes)) < 14.1 * GIB, run.slug
     # The longest of MATH-500's prompts makes answering larger than training, for the smaller model.
@@ -125,19 +132,19 @@ def test_the_small_tiers_train_and_answer_on_a_16_gb_card():
 
 def test_what_is_decoded_together_for_the_tests():
     """A problem's greedy answer and its eight samples share its prompt."""
-    config = grid.resolve("tiny", grid.Run.from_slug("alone-base_small-s42"))
+    config = Suite.load().resolve("tiny", Suite.load().run("alone-base_small-s42"))
     config = replace(config, rollout=replace(config.rollout, max_batch=100))
     batches = {
         (b.sequences, b.prompts, b.prompt_tokens, b.new_tokens) for b in answer_batches("tiny", config)
     }
     assert batches == {(99, 11, 32, new) for new in (64, 80)}
-    config = grid.resolve("small", grid.Run.from_slug("alone-base_small-s42"))
+    config = Suite.load().resolve("small", Suite.load().run("alone-base_small-s42"))
     assert {(b.prompts, b.prompt_tokens) for b in answer_batches("small", config)} == {(72, 275), (72, 965)}
 
 
 def test_engines_and_what_they_take_of_the_machine(installed):
     """3B in bfloat16: two bytes a parameter in the engine, and on the machine while it sleeps."""
-    run, weights = grid.Run.from_slug("alone-base_large-s42"), 2 * 3_085_938_688
+    run, weights = Suite.load().run("alone-base_large-s42"), 2 * 3_085_938_688
     installed(False)
     plain = plan_run("paper", run)
     installed(True)
@@ -159,7 +166,7 @@ def test_what_a_plan_holds():
     full, lora = run.nodes
     assert (full.model, full.revision) == (
         "Qwen/Qwen2.5-1.5B",
-        grid.load_tier("paper").models["base_small"].revision,
+        Suite.load().tier("paper").models["base_small"].revision,
     )
     assert full.completions == lora.completions == 50 * 12 * 12
     assert run.kept_bytes == 4 * (full.parameters + lora.trained)
@@ -169,7 +176,7 @@ def test_what_a_plan_holds():
     again = as_dict("paper", [run])
     assert json.loads(json.dumps(again))["runs"][0]["nodes"][0]["memory"]["peak"] == full.memory.peak
     # Twice the iterations take almost twice as long.
-    slower = plan_run("tiny", grid.Run.from_slug("size_base-ftis-g50-vertical+b2-s42"))
+    slower = plan_run("tiny", Suite.load().run("size_base-ftis-g50-vertical+b2-s42"))
     assert (
         slower.nodes[0].completions
         == 2 * planned("tiny", "size_base-ftis-g50-vertical")[0].nodes[0].completions
@@ -178,7 +185,7 @@ def test_what_a_plan_holds():
 
 def test_disk_by_the_number_of_checkpoints():
     """Two are kept while a third is written; a run that makes fewer has fewer."""
-    config = grid.resolve("paper", grid.Run.from_slug("alone-base_small-s42"))
+    config = Suite.load().resolve("paper", Suite.load().run("alone-base_small-s42"))
     for every, made, most in ((50, 0, 4), (25, 1, 12 + 4), (20, 2, 24 + 4), (10, 4, 36), (49, 1, 12 + 4)):
         changed = replace(config, checkpoint_every=every)
         assert cost.checkpoint_count(changed) == made
@@ -211,12 +218,12 @@ def test_hours_by_hand(installed):
 
 def test_processes_work_at_the_same_time(monkeypatch, installed):
     installed(False)
-    large = grid.Run.from_slug("expertise_large-ftis-g50-vertical-s42")
-    pair = grid.Run.from_slug("size_base-ftis-g50-vertical-s42")
-    resolve = grid.resolve
+    large = Suite.load().run("expertise_large-ftis-g50-vertical-s42")
+    pair = Suite.load().run("size_base-ftis-g50-vertical-s42")
+    resolve = Suite.resolve
 
     def plans(transport):
-        monkeypatch.setattr(grid, "resolve", lambda *given: replace(resolve(*given), transport=transport))
+        monkeypatch.setattr(Suite, "resolve", lambda *given: replace(resolve(*given), transport=transport))
         return [plan_run("paper", run) for run in (large, pair)]
 
     turns, own = plans("local"), plans("processes")
@@ -241,7 +248,7 @@ def test_a_plan_says_what_samples(installed):
         installed(there)
         text = as_text("paper", planned("paper", "alone-base_small"))
         assert f"rollout.backend: {says}" in text and f"{step} a layer and decoding step of" in text
-    assert "rollout.backend" not in plan("smoke", grid.runs("smoke"))
+    assert "rollout.backend" not in plan("smoke", Suite.load().runs("smoke"))
 
 
 def test_a_checkpoint_is_as_large_as_planned(make_config):
@@ -296,8 +303,8 @@ def test_plan_as_json_and_with_another_gpu(capsys):
 def tier(tmp_path, monkeypatch, tiny):
     """Write a tier of two local models, with changes, and check one run of it: the problems that are found."""
     (tmp_path / "tiers").mkdir()
-    (tmp_path / "grid.yaml").write_text((grid.CONFIG / "grid.yaml").read_text())
-    monkeypatch.setattr(grid, "CONFIG", tmp_path)
+    (tmp_path / "grid.yaml").write_text((Suite.load().folder / "grid.yaml").read_text())
+    monkeypatch.setenv("FTIS_SUITE", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     data = {"name": "tiny", "path": str(tiny / "data/train.jsonl")}
     base = {
@@ -464,7 +471,7 @@ def test_check_finds_a_file_system_without_locks(tier, monkeypatch):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    only(tier(), "its file system has no locks (No locks available)", "Lustre: -o flock")
+    only(tier(), "this file system has no locks (No locks available)", "Lustre mounted with -o flock")
 
 
 def test_check_finds_products_that_are_forced_to_three_digits(tier, monkeypatch):

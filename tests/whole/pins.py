@@ -21,17 +21,21 @@ def recipes() -> dict[str, Any]:
     """By tier: the recipe of each run of the paper's grid and of the ablations with the first seed; one digest over
     the whole grid with all seeds; what the answers and the warm starts depend on."""
     from ftis.config import recipe_hash
-    from ftis.suite import grid
+    from ftis.suite.grid import Run
+    from ftis.suite.made import answers_hash, made_hash
+    from ftis.suite.suite import Suite
 
-    def recipe(tier: str, run: grid.Run) -> str:
-        return recipe_hash(grid.resolve(tier, run))
+    def recipe(tier: str, run: Run) -> str:
+        return recipe_hash(Suite.load().resolve(tier, run))
 
     found = {}
-    for tier in grid.tiers():
-        first = [*grid.runs(tier, "paper", 1)]
-        first += [run for name in grid.ablations(tier) for run in grid.ablation_runs(name, tier, 1)]
-        everything = grid.runs(tier, "full", None)
-        models = grid.load_tier(tier).models
+    for tier in Suite.load().tiers:
+        first = [*Suite.load().runs(tier, "paper", 1)]
+        first += [
+            run for name in Suite.load().ablations(tier) for run in Suite.load().ablation_runs(name, tier, 1)
+        ]
+        everything = Suite.load().runs(tier, "full", None)
+        models = Suite.load().tier(tier).models
         found[tier] = {
             "runs": {run.slug: recipe(tier, run) for run in sorted(set(first), key=lambda run: run.slug)},
             "full_grid": {
@@ -39,10 +43,12 @@ def recipes() -> dict[str, Any]:
                 "sha256": _digest([recipe(tier, run) for run in everything]),
             },
             "answers": {
-                run.slug: grid.answers_hash(tier, run)
-                for run in (*grid.start_runs(tier, 1), *grid.runs(tier, "paper", 1))
+                run.slug: answers_hash(Suite.load(), tier, run)
+                for run in (*Suite.load().start_runs(tier, 1), *Suite.load().runs(tier, "paper", 1))
             },
-            "made": {role: grid.made_hash(tier, role) for role, model in models.items() if model.made},
+            "made": {
+                role: made_hash(Suite.load(), tier, role) for role, model in models.items() if model.made
+            },
         }
     return found
 

@@ -10,7 +10,9 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(str(workflow.current_base
 sys.path.insert(0, ROOT)
 
 from ftis.suite import fetch
-from ftis.suite import grid
+from ftis.suite import made
+from ftis.suite.workflow import load_config
+from ftis.suite.suite import Suite
 from ftis.suite import slurm
 from ftis.config import recipe_hash
 from ftis.errors import UserError
@@ -39,7 +41,8 @@ def _plainly(function):
     return called
 
 
-CONFIG = _plainly(grid.load_config)(config)
+SUITE = Suite.load()
+CONFIG = _plainly(load_config)(config)
 TIER = CONFIG.tier
 
 # Jobs run `python` of the environment that runs Snakemake. Idle threads sleep instead of spinning, and freed memory
@@ -67,8 +70,8 @@ def need(rule, what):
         name = wildcards.get("run") or f"{wildcards.role}-s{wildcards.seed}"
         if attempt > 1 and os.path.exists(f"results/{wildcards.tier}/logs/{rule}/{name}.refused"):
             return REFUSED[what]
-        run = grid.Run.from_slug(wildcards.run) if wildcards.get("run") else None
-        return getattr(grid.resources(wildcards.tier, rule, run), what)
+        run = SUITE.run(wildcards.run) if wildcards.get("run") else None
+        return getattr(SUITE.resources(wildcards.tier, rule, run), what)
 
     return _plainly(value)
 
@@ -98,7 +101,7 @@ def before_slurm():
     jobs = [job for job in workflow.dag.needrun_jobs() if not job.is_local]
     fetch.require_fetched({job.wildcards.tier for job in jobs})
     runs = {(job.wildcards.tier, job.wildcards.run) for job in jobs if job.rule.name in ("train", "generate")}
-    if any(grid.resolve(tier, grid.Run.from_slug(run)).needs_vllm for tier, run in runs):
+    if any(SUITE.resolve(tier, SUITE.run(run)).needs_vllm for tier, run in runs):
         from ftis.model.vllm.sampler import require_vllm
 
         require_vllm()
@@ -114,14 +117,14 @@ def before_slurm():
 
 @_plainly
 def run_files(file):
-    chosen = grid.runs(TIER, CONFIG.grid, CONFIG.seeds)
+    chosen = SUITE.runs(TIER, CONFIG.grid, CONFIG.seeds)
     return [f"results/{TIER}/runs/{run.slug}/{file}" for run in chosen]
 
 
 @_plainly
 def artefact_files(*kinds):
     ends = {"fig": ("pdf", "png", "csv"), "table": ("csv", "tex")}
-    names = grid.artefacts(TIER)
+    names = SUITE.artefacts(TIER)
     return [
         f"paper_figures/{TIER}/{name}.{end}"
         for kind in kinds
@@ -133,12 +136,12 @@ def artefact_files(*kinds):
 
 @_plainly
 def start_files():
-    return [f"results/{TIER}/runs/{run.slug}/scores.json" for run in grid.start_runs(TIER, CONFIG.seeds)]
+    return [f"results/{TIER}/runs/{run.slug}/scores.json" for run in SUITE.start_runs(TIER, CONFIG.seeds)]
 
 
 @_plainly
 def ablation_files():
-    names = {"all": grid.ablations(TIER), "none": ()}.get(CONFIG.ablations, CONFIG.ablations)
+    names = {"all": SUITE.ablations(TIER), "none": ()}.get(CONFIG.ablations, CONFIG.ablations)
     return [f"paper_figures/{TIER}/ablation-{name}.{end}" for name in names for end in ("csv", "pdf", "png")]
 
 
@@ -147,8 +150,8 @@ def model_files():
     return sorted(
         {
             path
-            for run in grid.runs(TIER, CONFIG.grid, CONFIG.seeds)
-            for path in grid.made_inputs(TIER, run)
+            for run in SUITE.runs(TIER, CONFIG.grid, CONFIG.seeds)
+            for path in made.made_inputs(SUITE, TIER, run)
             if path.endswith("warm.json")
         }
     )
@@ -156,8 +159,8 @@ def model_files():
 
 @_plainly
 def data_files():
-    made = grid.load_tier(TIER).data is not None
-    return [f"results/{TIER}/data/{name}.jsonl" for name in ("train", "validation", "ood") if made]
+    made_here = SUITE.tier(TIER).data is not None
+    return [f"results/{TIER}/data/{name}.jsonl" for name in ("train", "validation", "ood") if made_here]
 
 
 # --- Rules ----------------------------------------------------------------------------------------------
@@ -165,58 +168,58 @@ def data_files():
 
 @_plainly
 def data_settings(wildcards):
-    return grid.settings_hash(grid.made_data(wildcards.tier))
+    return made.settings_hash(made.made_data(SUITE, wildcards.tier))
 
 
 @_plainly
 def warm_settings(wildcards):
-    return grid.made_hash(wildcards.tier, wildcards.role)
+    return made.made_hash(SUITE, wildcards.tier, wildcards.role)
 
 
 @_plainly
 def warm_inputs(wildcards):
-    return grid.warm_inputs(wildcards.tier, wildcards.role)
+    return made.warm_inputs(SUITE, wildcards.tier, wildcards.role)
 
 
 @_plainly
 def train_inputs(wildcards):
-    return grid.made_inputs(wildcards.tier, grid.Run.from_slug(wildcards.run))
+    return made.made_inputs(SUITE, wildcards.tier, SUITE.run(wildcards.run))
 
 
 @_plainly
 def subjects(wildcards):
     """What stands for the models that a run's answers come from."""
-    run = grid.Run.from_slug(wildcards.run)
+    run = SUITE.run(wildcards.run)
     if run.method == "start":
-        return grid.made_models(wildcards.tier, run)
+        return made.made_models(SUITE, wildcards.tier, run)
     return f"results/{wildcards.tier}/runs/{wildcards.run}/final.json"
 
 
 @_plainly
 def train_recipe(wildcards):
-    return recipe_hash(grid.resolve(wildcards.tier, grid.Run.from_slug(wildcards.run)))
+    return recipe_hash(SUITE.resolve(wildcards.tier, SUITE.run(wildcards.run)))
 
 
 @_plainly
 def benchmark_inputs(wildcards):
-    return grid.made_benchmarks(wildcards.tier)
+    return made.made_benchmarks(SUITE, wildcards.tier)
 
 
 @_plainly
 def answers_settings(wildcards):
-    return grid.answers_hash(wildcards.tier, grid.Run.from_slug(wildcards.run))
+    return made.answers_hash(SUITE, wildcards.tier, SUITE.run(wildcards.run))
 
 
 def _artefact_runs(wildcards):
     name = wildcards.get("figure") or wildcards.table
-    return grid.artefact_runs(name, wildcards.tier, CONFIG.seeds)
+    return SUITE.artefact_runs(name, wildcards.tier, CONFIG.seeds)
 
 
 @_plainly
 def artefact_inputs(wildcards):
     name = wildcards.get("figure") or wildcards.table
     runs = _artefact_runs(wildcards)
-    return [f"results/{wildcards.tier}/runs/{run.slug}/{grid.reads(name)}" for run in runs]
+    return [f"results/{wildcards.tier}/runs/{run.slug}/{SUITE.reads(name)}" for run in runs]
 
 
 def _options(runs):
@@ -229,7 +232,7 @@ def artefact_options(wildcards):
 
 
 def _ablation_runs(wildcards):
-    return grid.ablation_runs(wildcards.ablation, wildcards.tier, CONFIG.seeds)
+    return SUITE.ablation_runs(wildcards.ablation, wildcards.tier, CONFIG.seeds)
 
 
 @_plainly
@@ -247,12 +250,12 @@ def ablation_options(wildcards):
 
 @_plainly
 def ablation_settings(wildcards):
-    return grid.settings_hash(grid.load_grid().ablations[wildcards.ablation], grid.labels(wildcards.tier))
+    return made.settings_hash(SUITE.grid.ablations[wildcards.ablation], SUITE.labels(wildcards.tier))
 
 
 def _tidy_runs(wildcards):
     tier, seeds = wildcards.tier, CONFIG.seeds
-    return [*grid.start_runs(tier, seeds), *grid.runs(tier, CONFIG.grid, seeds)]
+    return [*SUITE.start_runs(tier, seeds), *SUITE.runs(tier, CONFIG.grid, seeds)]
 
 
 @_plainly
@@ -270,13 +273,13 @@ def tidy_options(wildcards):
 
 @_plainly
 def tidy_settings(wildcards):
-    return grid.settings_hash(grid.labels(wildcards.tier))
+    return made.settings_hash(SUITE.labels(wildcards.tier))
 
 
 @_plainly
 def shown_settings(wildcards):
     """What is said of the tidy tables and figures: titles, questions, what the tier is."""
-    return grid.settings_hash(grid.load_grid(), grid.load_tier(wildcards.tier).about)
+    return made.settings_hash(SUITE.grid, SUITE.tier(wildcards.tier).about)
 
 
 @_plainly
@@ -284,11 +287,11 @@ def report_inputs(wildcards):
     """The tier's artefacts, and of the ablations those that are asked for or already there."""
     tier = wildcards.tier
     names = [
-        name for name in grid.ablations(tier) if os.path.exists(f"paper_figures/{tier}/ablation-{name}.csv")
+        name for name in SUITE.ablations(tier) if os.path.exists(f"paper_figures/{tier}/ablation-{name}.csv")
     ]
     files = [
         f"paper_figures/{tier}/{name}.{'csv' if name.startswith('table') else 'png'}"
-        for name in grid.artefacts(tier)
+        for name in SUITE.artefacts(tier)
     ]
     files += [f"paper_figures/{tier}/{file}" for file in ("claims.csv", "economics.csv")]
     files += [f"paper_figures/{tier}/ablation-{name}.csv" for name in names]
@@ -299,7 +302,7 @@ def report_inputs(wildcards):
 def artefact_settings(wildcards):
     """Titles, labels and, for the table of settings, the whole tier."""
     name = wildcards.get("figure") or wildcards.table
-    tier = grid.load_tier(wildcards.tier) if name == "table1" else grid.labels(wildcards.tier)
+    tier = SUITE.tier(wildcards.tier) if name == "table1" else SUITE.labels(wildcards.tier)
     # Table 2 names the pairs.
-    titles = [setup.title for setup in grid.load_grid().setups.values()] if name == "table2" else []
-    return grid.settings_hash(grid.load_grid().artefacts[name], tier, *titles)
+    titles = [setup.title for setup in SUITE.grid.setups.values()] if name == "table2" else []
+    return made.settings_hash(SUITE.grid.artefacts[name], tier, *titles)

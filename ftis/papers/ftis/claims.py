@@ -33,7 +33,8 @@ from ftis.study.verdicts import (
     needed_seeds,
     verdict,
 )
-from ftis.suite.grid import Run, load_grid
+from ftis.suite.grid import Run
+from ftis.suite.suite import Suite
 
 WINDOWS = {"early": (0, 1 / 4), "middle": (1 / 2, 3 / 4), "last": (3 / 4, 1)}
 """Validation checkpoints that are averaged, as shares of a run's iterations, the left end excluded. `middle`
@@ -143,7 +144,7 @@ def ftis_level(data: Values) -> list[Component]:
 
     The slower start is said of F-TIS in general, so it is one test: the mean over all nodes and pairs.
     """
-    nodes = [(name, role) for name, setup in load_grid().setups.items() for role in setup.nodes]
+    nodes = [(name, role) for name, setup in Suite.load().grid.setups.items() for role in setup.nodes]
     found = [difference(data, "level", "ftis", "alone", role, setup=setup) for setup, role in nodes]
     terms = []
     for setup, role in nodes:
@@ -156,7 +157,7 @@ def ood_gain(data: Values) -> list[Component]:
     """Claim 6, some: out of distribution, F-TIS is above alone on at least one node of a pair."""
     return [
         difference(data, "above", "ftis", "alone", role, "ood", name)
-        for name, setup in load_grid().setups.items()
+        for name, setup in Suite.load().grid.setups.items()
         for role in setup.nodes
     ]
 
@@ -168,14 +169,14 @@ def threshold_trend(data: Values) -> list[Component]:
     The effect is a seed's least-squares slope over log g, times log(largest g / smallest g): the change of
     accuracy across the grid's thresholds.
     """
-    x = [math.log(g) for g in load_grid().thresholds]
+    x = [math.log(g) for g in Suite.load().grid.thresholds]
     centre = sum(x) / len(x)
     scale = (max(x) - min(x)) / sum((v - centre) ** 2 for v in x)
     found = []
     for sign, role, what, name in ((-1, SMALL, "early", "falls"), (1, LARGE, "end", "rises")):
         terms = [
             (sign * scale * (v - centre), (cell("ftis", g=g), role, what))
-            for v, g in zip(x, load_grid().thresholds, strict=True)
+            for v, g in zip(x, Suite.load().grid.thresholds, strict=True)
         ]
         found.append(component(data, "above", f"F-TIS {name} with log g, {what}", SIZE, role, *terms))
     return found

@@ -48,7 +48,7 @@ from ftis.study.report.results import (
     paper_against_ours,
     what_differs,
 )
-from ftis.suite.grid import load_tier
+from ftis.suite.suite import Suite
 
 PHASES = {"sample": "sampling", "grade": "grading", "exchange": "exchange", "update": "updates"}
 QUESTIONS = 6
@@ -95,7 +95,7 @@ def make_report(tier: str, folder: Path, exact: Path | None, out: Path) -> None:
 def about(tier: str) -> str:
     """The tier's own line about itself; nothing for a tier that isn't in the workflow."""
     try:
-        text = load_tier(tier).about
+        text = Suite.load().tier(tier).about
     except UserError:
         return ""
     return f"{text[:1].upper()}{text[1:]}."

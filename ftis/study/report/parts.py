@@ -14,7 +14,7 @@ import pandas as pd
 import PIL.Image
 
 from ftis.method.methods import METHODS
-from ftis.suite.grid import load_grid
+from ftis.suite.suite import Suite
 
 # ---------------------------------------------------------------- blocks
 
@@ -183,13 +183,13 @@ def setup_title(method: str, setup: str) -> str:
         return "Each model before training"
     if method == "alone":
         return "Each model alone"
-    setups = load_grid().setups
+    setups = Suite.load().grid.setups
     return setups[setup].title if setup in setups else setup
 
 
 def setup_place(method: str, setup: str) -> int:
     """Before training, alone, then the set-ups as the grid lists them."""
-    setups = list(load_grid().setups)
+    setups = list(Suite.load().grid.setups)
     return method_place(method) if method in ("start", "alone") else 2 + [*setups, setup].index(setup)
 
 

@@ -33,7 +33,7 @@ from ftis.study.report.parts import (
     setup_title,
     short,
 )
-from ftis.suite.grid import load_grid
+from ftis.suite.suite import Suite
 
 # Of each figure: where to look, and what the paper says of its own. What ours shows is computed.
 PAIR = ("where F-TIS starts and ends against alone", "F-TIS ends level with alone, more slowly at first")
@@ -172,7 +172,7 @@ def all_scores(source: Source) -> list[Block]:
     needs = ["run", "node", "benchmark", "decoding", "accuracy", "format_rate"]
     scores = source.csv("tidy/scores.csv", needs)[needs].merge(runs, on=["run", "node"])
     columns = list(dict.fromkeys(zip(scores["benchmark"], scores["decoding"], strict=True)))
-    roles = {role: place for place, role in enumerate(load_grid().roles)}
+    roles = {role: place for place, role in enumerate(Suite.load().grid.roles)}
     order = {
         "setup": list(map(setup_place, scores["method"], scores["setup"])),
         "method": scores["method"].map(method_place),
@@ -337,7 +337,7 @@ def gains_that_differ(source: Source) -> list[Block]:
 
 
 def figures(source: Source) -> list[Block]:
-    names = [name for name in load_grid().artefacts if name.startswith("fig")]
+    names = [name for name in Suite.load().grid.artefacts if name.startswith("fig")]
     there, missing = source.split(names, "{}.csv")
     return [block for name in there for block in attempt(figure, source, name)] + missing
 
@@ -405,7 +405,7 @@ def endings(data: pd.DataFrame) -> tuple[list[list[str]], list[tuple], int, str]
 
 
 def ablations(source: Source) -> list[Block]:
-    listed = list(load_grid().ablations)
+    listed = list(Suite.load().grid.ablations)
     others = {path.stem.removeprefix("ablation-") for path in source.folder.glob("ablation-*.csv")} - set(
         listed
     )
@@ -417,7 +417,7 @@ def ablation(source: Source, name: str) -> list[Block]:
     needs = ["label", "setup", "method", "g", "role", "seeds", "accuracy"]
     needs += [f"{measure}{end}" for measure in ("difference", "over_alone") for end in ("", "_low", "_high")]
     table = source.csv(f"ablation-{name}.csv", needs, dtype={"g": str}).fillna({"g": ""})
-    known = load_grid().ablations.get(name)
+    known = Suite.load().grid.ablations.get(name)
     title = getattr(known, "title", name.replace("_", " ").capitalize())
     question = getattr(known, "question", "")
     table["who"] = table["model"] if "model" in table else table["role"]

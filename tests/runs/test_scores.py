@@ -85,7 +85,7 @@ def test_scores_of_stored_completions(tmp_path):
     kept = [json.loads(line) for line in (tmp_path / "graded.jsonl").read_text().splitlines()]
     assert len(kept) == len(rows) and kept[4] == {
         "node": 0, "test": "ood", "id": "m1", "sample": 0, "gold": "3", "answer": True, "format": False,
-        "reason": "equal", "extracted": "3", "math_verify": True, "read": "3",
+        "reason": "same_text", "extracted": "3", "math_verify": True, "read": "3",
     }  # fmt: skip
     # A file that lost its end, or has a problem twice, is no basis for an accuracy.
     lines = (tmp_path / "g.jsonl").read_text().splitlines(keepends=True)

@@ -164,9 +164,11 @@ def in_a_process(name: str, toy: bool, limit: float) -> dict[str, Any]:
         began = time.perf_counter()
         process = context.Process(target=gpu_stages.run, args=(name, toy, out, log))
         process.start()
-        process.join(limit)
-        hung = process.is_alive()
-        _end_group(process)
+        try:
+            process.join(limit)
+            hung = process.is_alive()
+        finally:  # an interrupt reaches this process alone
+            _end_group(process)
         told = gpu_stages.read(out)
         told["seconds"] = round(time.perf_counter() - began, 1)
         if hung:

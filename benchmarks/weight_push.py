@@ -160,6 +160,7 @@ def main() -> None:
     for dtype in ("float32", "bfloat16"):
         size = bytes_of(model, getattr(torch, dtype))
         row = {"dtype": dtype, "mb": round(size / 1e6), "sides": "engine" if args.engine else "block, pipe"}
+        row["turns"] = args.turns
         if args.engine:
             row |= engine(model, dtype, args.turns)
         else:
@@ -168,7 +169,7 @@ def main() -> None:
             for side in sides.values():
                 side.end()
         print(row, flush=True)
-        record.add("weight_push", row, "dtype", "sides", turns=args.turns)
+        record.add("weight_push", row, "dtype", "sides")
 
 
 if __name__ == "__main__":

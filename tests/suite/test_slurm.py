@@ -74,6 +74,7 @@ def attempt(log, number, *command, **environment):
 def test_a_job_s_log_keeps_all_attempts_and_bad_input_is_not_tried_again(tmp_path):
     log = tmp_path / "run.log"
     assert attempt(log, 1, "sh", "-c", "echo killed; exit 137") == 137
+    log.unlink()  # as Snakemake does before each attempt
     assert attempt(log, 2, "sh", "-c", "echo bad input >&2; exit 2", SLURM_JOB_ID="7") == 2
     assert attempt(log, 3, "sh", "-c", "echo never") == 2
     first, _, second, _, third, why = log.read_text().splitlines()

@@ -28,6 +28,8 @@ class Config:
     """How many of the fixed list; None: the tier's own number."""
     ablations: Literal["none", "all"] | tuple[str, ...] = "none"
     """Names of ablations that the default target includes."""
+    methods: str | None = None
+    """A Python file that registers methods; they then stand in the grid."""
     models: dict[str, str] = Field(default_factory=dict)
     """Local copies of hub models, by hub name."""
 

@@ -27,38 +27,24 @@ def ftis(*arguments, cwd=None, **environment):
 
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = (
-    "train",
-    "settings",
-    "evaluate",
-    "plan",
-    "grade",
-    "generate",
-    "score",
-    "figure",
-    "table",
-    "tidy",
-    "ablation",
-    "claims",
-    "economics",
-    "exact",
-    "report",
-    "tokenizer",
-    "tiny-data",
-    "warm-start",
-)
+COMMANDS = ("train", "settings", "evaluate", "grade", "plan", "report", "init")
+JOBS = (
+    "generate", "score", "figure", "table", "tidy", "ablation", "claims", "economics", "exact", "fetch", "tokenizer",
+    "tiny-data", "warm-start",
+)  # fmt: skip
 
 
 def test_help_names_every_command_and_needs_no_torch():
     result = ftis("--help")
     assert result.returncode == 0 and all(command in result.stdout for command in COMMANDS)
+    assert all(name in ftis("job", "--help").stdout for name in JOBS)
     code = "import sys, ftis.cli.main as c\ntry: c.main(['--help'])\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [(name,) for name in COMMANDS] + [("job", name) for name in JOBS])
 def test_each_command_has_help(command):
-    result = ftis(command, "--help")
+    result = ftis(*command, "--help")
     assert result.returncode == 0 and "usage: ftis" in result.stdout
 
 
@@ -104,7 +90,7 @@ def test_errors_come_within_a_second_or_two():
         ["evaluate", "--model", "m", "--benchmark", "aime"],
         ["evaluate", "--model", "m", "--prompt", "nope"],
         ["evaluate", "--model", "m", "--samples", "4"],
-        ["generate", "--tier", "huge", "--run", "alone-base_small-s42"],
+        ["job", "generate", "--tier", "huge", "--run", "alone-base_small-s42"],
     ],
 )
 def test_errors_need_no_torch(arguments, tmp_path):
@@ -138,13 +124,13 @@ def test_errors_need_no_torch(arguments, tmp_path):
         (["evaluate", "--model", "m", "--temperature", "-1"], "must be a number from 0, given '-1'"),
         (["evaluate", "--model", "m", "--temperature", "1e-40"], "must be 0 (greedy) or from 1e-6"),
         (["evaluate", "--model", "m", "--temperature", "1", "--seed", "-1"], "must be a whole number from 0, given '-1'"),
-        (["warm-start", "--tier", "tiny", "--model", "base_small", "--out", "m", "--seed", "-1"], "must be a whole number from 0"),
+        (["job", "warm-start", "--tier", "tiny", "--model", "base_small", "--out", "m", "--seed", "-1"], "must be a whole number from 0"),
         (["evaluate", "--model", "m", "--samples", "4"], "several need --temperature above 0"),
         (["evaluate", "--model", "m", "--prompt", "nope"], "unknown prompt 'nope': choose one of"),
         (["evaluate", "--model", "/no/model", "--benchmark", "aime"], "unknown benchmark 'aime'"),
         (["evaluate", "--model", "/no/model", "--benchmark", "gsm8k"], "/no/model"),
-        (["score", "--tier", "smoke", "--run", "alone-base_small-s42", "--runs-dir", "/no/runs"], "run generate first"),
-        (["generate", "--tier", "smoke", "--run", "alone-base_small-s42", "--runs-dir", "/no/runs"], "train the run first"),
+        (["job", "score", "--tier", "smoke", "--run", "alone-base_small-s42", "--runs-dir", "/no/runs"], "run generate first"),
+        (["job", "generate", "--tier", "smoke", "--run", "alone-base_small-s42", "--runs-dir", "/no/runs"], "train the run first"),
     ],
 )  # fmt: skip
 def test_bad_arguments_are_one_clear_error(tmp_path, arguments, says):
@@ -206,7 +192,7 @@ def test_a_warm_start_waits_for_another_of_the_same_model(tmp_path, monkeypatch,
     """The orphan of a killed Snakemake would replace the folder while runs read it."""
     made, out = [], tmp_path / "model"
     monkeypatch.setattr(tiny_models, "warm_start", lambda *_: made.append(1))
-    command = ("warm-start", "--tier", "smoke", "--model", "base_small", "--seed", "1", "--out", out)
+    command = ("job", "warm-start", "--tier", "smoke", "--model", "base_small", "--seed", "1", "--out", out)
     with waiting(out, capsys, *command):
         assert not made
     assert made and not list(tmp_path.iterdir())
@@ -217,7 +203,7 @@ def test_answers_wait_for_another_job_that_gives_them(tiny, tmp_path, monkeypatc
     folder = tmp_path / "results/smoke/runs/start-base_small-s1"
     shutil.copytree(tiny / "base", tmp_path / "results/smoke/models/base_small-s1")
     shutil.copytree(tiny / "data", tmp_path / "results/smoke/data")
-    command = ("generate", "--tier", "smoke", "--run", folder.name)
+    command = ("job", "generate", "--tier", "smoke", "--run", folder.name)
     with waiting(folder / "generations.jsonl", capsys, *command):
         assert not (folder / "generations.jsonl").exists()
     assert [p.name for p in folder.iterdir()] == ["generations.jsonl"]

@@ -199,8 +199,8 @@ def test_this_machine_is_what_torch_says():
     [
         ["train", "--run", "alone-base_small-s42"],
         ["train", "--run", "alone-base_small-s42", "--node", "0", "--transport", "processes"],
-        ["generate", "--run", "start-base_small-s42"],
-        ["warm-start", "--model", "base_small", "--seed", "42", "--out", "OUT"],
+        ["job", "generate", "--run", "start-base_small-s42"],
+        ["job", "warm-start", "--model", "base_small", "--seed", "42", "--out", "OUT"],
     ],
 )
 def test_a_job_of_a_gpu_tier_ends_at_once_without_one(command, tmp_path, monkeypatch, capsys):

@@ -8,6 +8,8 @@ from snakemake.exceptions import WorkflowError
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(str(workflow.current_basedir))))
 sys.path.insert(0, ROOT)
+if config.get("methods"):  # before ftis is imported, and for the jobs, which inherit it
+    os.environ["FTIS_METHODS"] = os.path.abspath(config["methods"])
 
 from ftis.suite import fetch
 from ftis.suite import made

@@ -23,7 +23,7 @@ rule tiny_data:
         "{wildcards.tier}: making problems"
     shell:
         "workflow/scripts/job {log} {resources.attempt}"
-        " python -m ftis.cli tiny-data --tier {wildcards.tier} --out {params.out}"
+        " python -m ftis.cli job tiny-data --tier {wildcards.tier} --out {params.out}"
 
 
 rule fetch:
@@ -34,4 +34,4 @@ rule fetch:
     message:
         "{params.tier}: fetching models and problems from the hub"
     shell:
-        "python -m ftis.cli fetch --tier {params.tier} 2>&1 | tee {log}"
+        "python -m ftis.cli job fetch --tier {params.tier} 2>&1 | tee {log}"

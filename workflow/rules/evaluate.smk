@@ -26,7 +26,7 @@ rule generate:
         "{wildcards.tier}: answering the benchmarks with {wildcards.run}"
     shell:
         "workflow/scripts/job {log} {resources.attempt}"
-        " python -m ftis.cli generate --tier {wildcards.tier} --run {wildcards.run}"
+        " python -m ftis.cli job generate --tier {wildcards.tier} --run {wildcards.run}"
 
 
 rule score:
@@ -50,4 +50,4 @@ rule score:
         "{wildcards.tier}: grading {wildcards.run}"
     shell:
         "workflow/scripts/job {log} {resources.attempt}"
-        " python -m ftis.cli score --tier {wildcards.tier} --run {wildcards.run}"
+        " python -m ftis.cli job score --tier {wildcards.tier} --run {wildcards.run}"

@@ -21,7 +21,7 @@ rule tokenizer:
     message:
         "{wildcards.tier}: making the tokenizer"
     shell:
-        "workflow/scripts/job {log} {resources.attempt}" " python -m ftis.cli tokenizer --out {params.out}"
+        "workflow/scripts/job {log} {resources.attempt}" " python -m ftis.cli job tokenizer --out {params.out}"
 
 
 rule warm_start:
@@ -47,5 +47,5 @@ rule warm_start:
         "{wildcards.tier}: warm start of {wildcards.role}, seed {wildcards.seed}"
     shell:
         "workflow/scripts/job {log} {resources.attempt}"
-        " python -m ftis.cli warm-start --tier {wildcards.tier} --model {wildcards.role} --seed {wildcards.seed}"
+        " python -m ftis.cli job warm-start --tier {wildcards.tier} --model {wildcards.role} --seed {wildcards.seed}"
         " --out {params.out}"

@@ -23,7 +23,7 @@ rule figure:
         "{wildcards.tier}: drawing {wildcards.figure}"
     shell:
         "workflow/scripts/job {log} {resources.attempt}"
-        " python -m ftis.cli figure {wildcards.figure} --tier {wildcards.tier} --out {params.out}"
+        " python -m ftis.cli job figure {wildcards.figure} --tier {wildcards.tier} --out {params.out}"
         " --runs-dir results/{wildcards.tier}/runs {params.runs}"
 
 
@@ -50,7 +50,7 @@ rule table:
         "{wildcards.tier}: making {wildcards.table}"
     shell:
         "workflow/scripts/job {log} {resources.attempt}"
-        " python -m ftis.cli table {wildcards.table} --tier {wildcards.tier} --out {params.out}"
+        " python -m ftis.cli job table {wildcards.table} --tier {wildcards.tier} --out {params.out}"
         " --runs-dir results/{wildcards.tier}/runs {params.runs}"
 
 
@@ -76,7 +76,7 @@ rule ablation:
         "{wildcards.tier}: comparing the runs of ablation {wildcards.ablation}"
     shell:
         "workflow/scripts/job {log} {resources.attempt}"
-        " python -m ftis.cli ablation {wildcards.ablation} --tier {wildcards.tier} --out {params.out}"
+        " python -m ftis.cli job ablation {wildcards.ablation} --tier {wildcards.tier} --out {params.out}"
         " --runs-dir results/{wildcards.tier}/runs {params.runs}"
 
 
@@ -109,7 +109,7 @@ rule tidy:
         "{wildcards.tier}: gathering all runs into tidy tables"
     shell:
         "workflow/scripts/job {log} {resources.attempt}"
-        " python -m ftis.cli tidy --tier {wildcards.tier} --out {params.out}"
+        " python -m ftis.cli job tidy --tier {wildcards.tier} --out {params.out}"
         " --runs-dir results/{wildcards.tier}/runs {params.runs}"
 
 
@@ -137,7 +137,7 @@ rule claims:
         "{wildcards.tier}: testing the paper's claims"
     shell:
         "workflow/scripts/job {log} {resources.attempt}"
-        " python -m ftis.cli claims --tier {wildcards.tier} --tables {params.tables} --out {params.out}"
+        " python -m ftis.cli job claims --tier {wildcards.tier} --tables {params.tables} --out {params.out}"
 
 
 rule economics:
@@ -171,7 +171,7 @@ rule economics:
         "{wildcards.tier}: what a node gains by joining"
     shell:
         "workflow/scripts/job {log} {resources.attempt}"
-        " python -m ftis.cli economics --tier {wildcards.tier} --tables {params.tables} --out {params.out}"
+        " python -m ftis.cli job economics --tier {wildcards.tier} --tables {params.tables} --out {params.out}"
 
 
 rule exact:
@@ -206,7 +206,7 @@ rule exact:
     message:
         "the exact study of methods on a policy small enough to enumerate"
     shell:
-        "workflow/scripts/job {log} {resources.attempt}" " python -m ftis.cli exact --out {params.out}"
+        "workflow/scripts/job {log} {resources.attempt}" " python -m ftis.cli job exact --out {params.out}"
 
 
 rule report:

@@ -314,7 +314,7 @@ def _batches(settings: TinyModel, rng: random.Random, tokenizer: Path, data: Pat
     for name in ("validation", "ood"):
         path = Path(data) / f"{name}.jsonl"
         if not path.exists():
-            raise UserError(f"{path}: no such file; make the problems first with `ftis tiny-data`")
+            raise UserError(f"{path}: no such file; make the problems first with `ftis job tiny-data`")
         held_out |= {json.loads(line)["question"] for line in path.read_text().splitlines()}
     texts = list(examples(settings, rng, held_out))
     encoder = load_tokenizer(str(tokenizer)).backend_tokenizer

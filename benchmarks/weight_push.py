@@ -3,9 +3,9 @@
     python benchmarks/weight_push.py                       # a minute
     .venv-vllm/bin/python benchmarks/weight_push.py --engine        # a real engine's push beside it, loading included
 
-The tensors are those of SmolLM2-135M (135M parameters, random), kept in float32 and handed over as float32 or bfloat16. The
-other process copies each tensor once, as an engine's does before vLLM takes it, and answers at the end. The pipe is how it was
-done before: each tensor cast, then its bytes sent. The sides take turns; the first turn, in which the block is made, is a
+The tensors are those of SmolLM2-135M (random), kept in float32 and handed over as float32 or bfloat16. The other
+process copies each tensor once, as an engine's does before vLLM takes it, and answers at the end. The pipe is how it
+was done before: each tensor cast, then its bytes sent. The sides take turns; the first turn, in which the block is made, is a
 number of its own. GB are 10^9 bytes of what arrives, CPU seconds those of both processes. Puts its rows into
 benchmarks/results/weight_push.json.
 """

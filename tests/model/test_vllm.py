@@ -201,17 +201,6 @@ def test_greedy_is_that_of_the_other_backend(folder, sampler, top_k):
     assert_logprobs(policy, [r.prompt for r in asked], [drawn for _, drawn in theirs], 0.6)
 
 
-def test_logprobs_of_a_text_are_those_of_a_forward(folder, sampler):
-    policy = load_policy(str(folder), device="cpu")
-    text = policy.tokenizer(PROMPTS[0], add_special_tokens=False).input_ids
-    with torch.no_grad():
-        expected = policy.token_logprobs([text[:1]], [text[1:]])[0][0]
-    for _ in range(2):  # a prompt that is in the cache is read again
-        found = sampler.logprobs(text)
-        assert found.dtype == np.float32
-        np.testing.assert_allclose(found, expected.numpy(), atol=1e-4)
-
-
 def test_a_key_decides_its_completion(folder, sampler):
     def tokens(run, order=1):
         asked = requests(load_tokenizer(str(folder)), run=run)[::order]

@@ -1,4 +1,4 @@
-"""What a resolver makes of the extras, on each Python that the project supports: metadata alone, nothing is installed."""
+"""What a resolver makes of the extras on each Python that the project supports: metadata alone, nothing is installed."""
 
 import re
 import subprocess

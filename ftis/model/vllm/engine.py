@@ -98,10 +98,6 @@ class Engine:
         """Completions of the jobs, in order."""
         return self._call("sample", jobs, top_k, stop_ids)
 
-    def logprobs(self, text: list[int]) -> np.ndarray:
-        """Log-probs (T - 1,) float32 of a text's tokens (T,) after the first, at temperature 1."""
-        return self._call("logprobs", text)
-
     def sleep(self) -> None:
         """Free the card's memory for the trainer; nothing to do where the engine has no share of a card."""
         self._call("sleep")
@@ -217,16 +213,6 @@ class _Served:
         ]
         prompts = [{"prompt_token_ids": prompt} for prompt, *_ in jobs]
         return [_answer(a.outputs[0]) for a in self.llm.generate(prompts, params, use_tqdm=False)]
-
-    def logprobs(self, text) -> np.ndarray:
-        from vllm import SamplingParams
-
-        self.llm.reset_prefix_cache()
-        params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
-        (answer,) = self.llm.generate([{"prompt_token_ids": text}], params, use_tqdm=False)
-        # The first token has no entry; the others' hold the likeliest token beside the text's own.
-        entries = zip(text[1:], answer.prompt_logprobs[1:], strict=True)
-        return np.array([entry[token].logprob for token, entry in entries], dtype=np.float32)
 
     def load(self) -> None:
         self.llm.collective_rpc(_reload, args=(self.reader.read(),))

@@ -76,8 +76,8 @@ class Reader:
         self.block: mmap.mmap | None = None
 
     def read(self) -> Iterator[tuple[str, Tensor]]:
-        """The named tensors of one `write`, on the CPU. They are copies: vLLM keeps a tensor until its layer is complete,
-        and by then other weights may stand in the block."""
+        """The named tensors of one `write`, on the CPU. They are copies: vLLM keeps a tensor until its layer is
+        complete, and by then other weights may stand in the block."""
         while (found := self.pipe.recv()) is not None:
             if found == FULL:
                 self.pipe.send((True, None))

@@ -54,8 +54,9 @@ class VllmSampler:
 
     With a `policy` it samples from that policy's weights, which it takes up after each update: all of a model that
     is trained whole, and of one with an adapter the layers that the adapter changes, merged. They go through memory
-    of the machine (`ftis.model.vllm.push`), from a GPU too, in `compute_dtype`. On a GPU the engine then has `gpu_share` of the policy's own card and sleeps during
-    the update; that has not been run yet, since no GPU was at hand.
+    of the machine (`ftis.model.vllm.push`), from a GPU too, in `compute_dtype`. On a GPU the engine then has
+    `gpu_share` of the policy's own card and sleeps during the update; that has not been run yet, since no GPU was at
+    hand.
     """
 
     def __init__(
@@ -129,13 +130,6 @@ class VllmSampler:
             require_finite(logprobs, self.model)
         answers = iter(found)
         return [[Completion(*next(answers)) for _ in request.keys] for request in requests]
-
-    def logprobs(self, text: Sequence[int]) -> np.ndarray:
-        """Log-probs (T - 1,) float32 in nats of a text's ids (T,) after the first, under the full softmax at
-        temperature 1: what the policy's own forward is held against. The engine's context must have room for T + 1."""
-        found = self.engine.logprobs(list(text))
-        require_finite(found, self.model)
-        return found
 
     @contextmanager
     def updating(self) -> Iterator[None]:

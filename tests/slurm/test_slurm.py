@@ -194,7 +194,7 @@ def test_a_killed_job_goes_on_and_a_lost_node_does_not_train_twice(slurm, snakem
     assert re.search(rf"^{RUN}: iteration 12/12, [\d.]+ s, XS base: reward ", log.read_text(), re.MULTILINE)
 
 
-@pytest.mark.parametrize("how", TOLD)
+@pytest.mark.parametrize("how", [*TOLD[:2], pytest.param(TOLD[2], marks=pytest.mark.long)])
 def test_a_job_that_is_told_to_end_goes_on(slurm, snakemake, checkout, reference, how):
     """Preempted by one of a partition with a higher priority, requeued by Slurm or not, or sent USR1: Snakemake doesn't
     wait for ever, and the run ends like one that nobody disturbed."""
@@ -271,7 +271,6 @@ PARTITIONS = "The partitions here are cancel, cpu, gpu, requeue, urgent"
             ["--default-resources", "slurm_extra='--qos=high'"],
             r"a \w+ job can't be submitted: .*not allowed in the 'slurm_extra' parameter.* Rows for .*qos, constraint",
         ),
-        (["--set-resources", "train:gres='a b'"], "a train job can't be submitted: Invalid GRES format: a b"),
     ],
 )
 def test_what_the_cluster_has_not_is_said_before_anything_is_queued(slurm, snakemake, changed, reason):

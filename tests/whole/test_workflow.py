@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from ftis.errors import UserError
-from ftis.suite import slurm
+from ftis.suite import grid, slurm
 from tests.parts import copy_checkout
 
 ROOT = Path(__file__).parents[2]
@@ -266,6 +266,12 @@ def test_only_a_rate_limit_of_ones_own_is_in_force_when_jobs_start(tmp_path, own
     target = "results/smoke/models/tokenizer/tokenizer.json"
     _, printed = _snakemake(*command, "--", target, program=("-c", LIMIT))
     assert f"limit: {limit}\n" in printed, printed
+
+
+def test_the_page_on_configuration_names_every_key_and_tier():
+    page = (ROOT / "config/README.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == set(grid.Config.__dataclass_fields__)
+    assert [name for name in grid.tiers() if f"`{name}`" not in page] == []
 
 
 def test_lint_has_only_its_environment_hint():

@@ -30,10 +30,17 @@ from typing import Any
 PATHS = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
 sys.path[:0] = PATHS
 
-import gpu_stages
-from gpu_stages import STAGES
+try:
+    import gpu_stages
+    from gpu_stages import STAGES
 
-from ftis.provenance import git_commit, versions, write_json
+    from ftis.provenance import git_commit, versions, write_json
+except ModuleNotFoundError as missing:
+    print(
+        f"error: {missing.name} can't be imported; docs/performance.md lists what the proof needs",
+        file=sys.stderr,
+    )
+    sys.exit(2)
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,9 @@ def _interval_form(text: str, depth: int) -> Node | None:
             return None
         node = parse(match[2], depth + 1)
         return node if node.kind in ("seq", "union") else None
-    if (text[0] == "]" or text[-1] == "[") and re.fullmatch(r"[\[\](][^\[\]();]*,[^\[\](),;]*[\[\])]", text):
+    if (text[:1] == "]" or text[-1:] == "[") and re.fullmatch(
+        r"[\[\](][^\[\]();]*,[^\[\](),;]*[\[\])]", text
+    ):
         left, right = text[0].replace("]", "("), text[-1].replace("[", ")")
         return parse(left + text[1:-1] + right, depth + 1)
     return None

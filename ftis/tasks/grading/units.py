@@ -84,11 +84,12 @@ SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9,
 UNIT_NAMES = frozenset(UNITS.values())
 # Words behind a number that change it, bound it or take it back; a word of these makes no count.
 NO_COUNT = re.compile(
-    r"\b(?:base|mod|modulo|binary|octal|decimal|hexadecimal|dozens?|gross|lakhs?|crores?|tens|hundreds?|thousands?|"
+    r"^choose\b|\b(?:base|mod|modulo|binary|octal|decimal|hexadecimal|dozens?|gross|lakhs?|crores?|tens|hundreds?|thousands?|"
     r"[mbtr]illions?|root|(?:square|cube) roots|power|inverse|reciprocal|doubled|tripled|halved|raised|wrong|incorrect|false|invalid|"
     r"impossible|undefined|unknown|none|nothing|about|approx\w*|roughly|around|nearly|almost|over|under|above|"
     r"below|more|fewer|less|greater|larger|smaller|higher|lower|probably|likely|unsure|uncertain|guess|assum\w*|"
-    r"infinit\w*|remainder|quarters?|(?:six|seven|eigh|nin|eleven|twelf|\w+teen|\w+tie)ths?|third|fourth|fifth|tenth|"
+    r"infinit\w*|remainder|divided|multiplied|added|subtracted|itself|increased|decreased|reduced|negated|imaginary|"
+    r"rounded|estimated?|quarters?|(?:six|seven|eigh|nin|eleven|twelf|\w+teen|\w+tie)ths?|third|fourth|fifth|tenth|"
     r"alpha|beta|gamma|delta|theta|lambda|sigma|omega|zeta|kappa|epsilon|cosh|sinh|tanh|sine|cosine|tangent)\b",
     re.IGNORECASE,
 )

@@ -1,4 +1,4 @@
-r"""Kinds of answers that a grader is easily wrong about: tables of siblings, right and wrong ones side by side."""
+r"""Kinds of answers that a grader is easily wrong about: siblings, right and wrong ones side by side."""
 
 import random
 

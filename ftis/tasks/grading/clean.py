@@ -69,7 +69,8 @@ _PLAIN_MATHS = [  # one spelling for what is written with words, in plain text o
     # 6.72e-5, 1e5, 5e-05; 2e-3 may be Euler's number
     (
         re.compile(
-            r"(?<![\w.\\}])(?:(\d+\.\d+|1)[eE]([+-]?\d{1,3})|(\d+)[eE](\+?\d{1,3}|-0\d))(?![\w.^]|\.\d|,\d{3})"
+            r"(?<![\w.\\}])(?:(\d+\.\d+|1)[eE]([+-]?\d{1,3})|(\d+)[eE](\+?\d{1,3}|-0\d))"
+            r"(?![\w.^]|,\d{3})"
         ),
         lambda m: rf"{m[1] or m[3]}\times 10^{{{int(m[2] or m[4])}}}",
     ),
@@ -96,14 +97,15 @@ _UPRIGHT = re.compile(  # the constants; \mathbf{i} is a vector
 _THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?!\d|,\S)")
 _JOIN = re.compile(r"[\s,;.]*(?:and|or)?[\s,;.]*")
 _MODIFIED = re.compile(  # twice $6$, the square root of $6$
-    r"\b(?:(?:root|square|cube|reciprocal|inverse|negative|opposite|log\w*|sine|cosine|tangent|factorial|multiples?|"
-    r"divisors?|factors?|third|quarter|fraction|percent) of|twice|thrice|double|triple|about|approximately|roughly|"
-    r"nearly|almost|negative|over|under|above|below)\s*$",
+    r"\b(?:(?:root|square|cube|reciprocal|inverse|negative|opposite|log\w*|sine|cosine|tangent|factorial|"
+    r"multiples?|divisors?|factors?|third|quarter|fraction|percent) of|twice|thrice|double|triple|about|"
+    r"approximately|roughly|nearly|almost|negative|over|under|above|below)\s*$",
     re.IGNORECASE,
 )
 _WORDS = re.compile(r"[A-Za-z ,.:;'\"()\-]*")
 _LEAD_IN = re.compile(
-    r"(?:[A-Za-z' ,]*\b(?:is|are|equals|be|have|has|get|gets|obtain|find|gives?|takes?|needs?)\b|(?:the |final |my )*(?:answer|result))\s*:?\s+(?=\S)"
+    r"(?:[A-Za-z' ,]*\b(?:is|are|equals|be|have|has|get|gets|obtain|find|gives?|takes?|needs?)\b"
+    r"|(?:the |final |my )*(?:answer|result))\s*:?\s+(?=\S)"
     r"|answer\s*:\s*|(?:a |the )?total of (?=\S)",
     re.IGNORECASE,
 )

@@ -11,6 +11,7 @@ worse here than a wrong reject, so whatever this package can't read counts only 
 """
 
 import re
+from functools import lru_cache
 
 from ftis.tasks.grading.algebra import readable
 from ftis.tasks.grading.clean import Unreadable, clean, squeeze
@@ -45,6 +46,7 @@ def compare(gold: str, answer: str, algebra=None) -> tuple[bool, str]:
     return same, "equal" if same else "different"
 
 
+@lru_cache(maxsize=4096)  # the completions of a group share their gold
 def read_gold(gold: str) -> tuple[str, Node | None]:
     r"""A gold cleaned, and its tree; None for text: a bracketed choice letter, or words.
 

@@ -87,6 +87,11 @@ _PLAIN_MATHS = [  # one spelling for what is written with words, in plain text o
 ]
 
 
+# Most answers need none of these.
+_PLAIN_MATHS_HINT = re.compile(r"sqrt|pi|\\(?:begin|choose)|\*\*|\d[eE]|_|base", re.IGNORECASE)
+_DECIMAL = re.compile(r"-?\d+(?:\.\d+)?")  # the commonest answer: nothing to clean
+
+
 def _base(text: str) -> int:
     return _BASES.get(text) or int(text)
 
@@ -117,6 +122,8 @@ def clean(text: str) -> str:
     One maths segment among words ("The value is $\frac12$.") is taken alone. Raises Unreadable for text
     that is too long, too deep, or hedged in words around the maths.
     """
+    if len(text) <= MAX_CHARS and _DECIMAL.fullmatch(text) and text.isascii():
+        return text
     # One space for a run: patterns with several optional spaces in a row would try every way to share it.
     text = re.sub(r"\s+", " ", text.translate(_CHARS)).strip()
     if not text.isascii():
@@ -153,8 +160,9 @@ def clean(text: str) -> str:
     text = re.sub(r"\^\s*\{\s*\\circ\s*\}", r"^\\circ ", re.sub(r"\\text\s*\{(\d+)\}", r"\1", text))
     text = re.sub(r"\\text\s*\{\s*(\\?%)\s*\}", r"\1", re.sub(r"\\text\s+\{", r"\\text{", text))
     text = re.sub(r" +", " ", text)
-    for pattern, new in _PLAIN_MATHS:
-        text = pattern.sub(new, text)
+    if _PLAIN_MATHS_HINT.search(text):
+        for pattern, new in _PLAIN_MATHS:
+            text = pattern.sub(new, text)
     if _THOUSANDS.search(text):
         text = _join_thousands(text)
     text = re.sub(r" +", " ", text).replace("\x01", "\\\\")
@@ -234,6 +242,8 @@ def split(text: str, separator: re.Pattern) -> list[str]:
 
 def squeeze(text: str) -> str:
     r"""One spelling per expression: no idle spaces, `\frac12` as `\frac{1}{2}`, no leading plus."""
+    if _DECIMAL.fullmatch(text):
+        return text
     for _ in range(3):
         text = re.sub(r"\\frac\s*([0-9a-zA-Z])", r"\\frac{\1}", text)
         text = re.sub(r"(\\frac\s*\{[^{}]*\})\s*([0-9a-zA-Z])", r"\1{\2}", text)

@@ -32,7 +32,6 @@ from ftis.tasks.grading.verdict import (
 )
 
 DATA = Path(os.environ.get("FTIS_DATA", "data"))
-CASES = DATA.parent / "cases" / "grading.jsonl"
 TAG, BOX = "<think> w </think> <answer> %s </answer>", r"So the result is \boxed{%s}."
 
 # Siblings of the shared cases: right or not | gold | answer.
@@ -541,11 +540,13 @@ def wrong_verdicts(items, expected):
     ]
 
 
-def test_shared_cases():
-    if not CASES.exists():
-        pytest.skip(f"no {CASES}")
-    rows = [json.loads(line) for line in CASES.open()]
-    assert len(rows) == 60
+@pytest.mark.parametrize("name, count", [("grading", 60), ("grading_2", 74)])
+def test_shared_cases(name, count):
+    path = DATA.parent / "cases" / f"{name}.jsonl"
+    if not path.exists():
+        pytest.skip(f"no {path}: set FTIS_DATA to the data folder that lies beside cases/")
+    rows = [json.loads(line) for line in path.open()]
+    assert len(rows) == count
     since = time.monotonic()
     verdicts = grade_many([(r["completion"], r["gold"], r["task"]) for r in rows])
     assert [(r["id"], v.answer) for r, v in zip(rows, verdicts, strict=True)] == [
@@ -811,6 +812,9 @@ PUMPS = [
     *("{", "}", "{}", "{,}", "\\", r"\$", r"\,", r"\!", r",\!", r"\\", r"\\[", r"\{", r"\boxed{", r"\boxed ", r"\boxed 5 "),
     *(r"\text{", r"\text ", r"\text{a}", r"\frac", r"\frac1", r"\frac{1}", r"\quad", r"\circ", r"\pm ", r"\in ", r"\le "),
     *("sqrt(", r"\begin{pmatrix}", r"\end{pmatrix}", r"\overline{"),
+    *("√", "√5 ", "×10", "5×10^", "¹", "₁", "½", "—", " — ", "!", "a!", "**", "5**", "1e", "1e5", "1.5e5 ", "1,000", ", 1,000"),
+    *("base ", "_{", "_8", "(8)_", "ways ", "of them ", "per ", "million ", "twenty ", "twenty-", "(two) ", "5 (", "5 000 "),
+    *(r"\approx ", r"\ne ", r"\mathrm{e}", r"\{x|", r"\choose", "]", "[,", r"\mathbb{R}", r"5\begin{pmatrix}", "a+", "x=1,"),
 ]  # fmt: skip
 FRAMES = [
     *("%s", "%s!", "The answer is%sabout 5", "$5%s}", "x =%s5", r"\text{%s}", "^%s", "a^%s!", "5/%s!", "5%s/5"),

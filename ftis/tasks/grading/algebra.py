@@ -31,9 +31,9 @@ def _expression(latex: str):
 def sympy_algebra(gold: str, answer: str, kind: str) -> bool:
     """Whether two expressions agree at every point ("line": their ratio is constant).
 
-    Rational numbers are compared exactly, others to 1,000 digits. Points are fixed rationals of both signs, so
-    a verdict never depends on a draw; where roots or logarithms aren't real at some of them, the others count,
-    if there are two. Raises Unreadable for an answer that the reader refuses, and ValueError for such a gold.
+    Rational numbers are compared exactly, others to 1,000 digits. Points are fixed rationals of both signs,
+    so a verdict never depends on a draw; where roots or logarithms aren't real at some of them, the others
+    count, if there are two. Raises Unreadable for an answer that the reader refuses, and ValueError for such a gold.
     """
     import sympy
 
@@ -78,7 +78,7 @@ def _value(expression, digits: int = 30):
 
 
 def _same_number(x, y, near_x, near_y, digits: int) -> bool:
-    """Whether two constants are equal: apart in the first digits, exactly if rational, else to `digits` digits."""
+    """Whether two constants are equal: exactly if rational, else to `digits` digits."""
     import sympy
 
     if not _vague(near_x) and not _vague(near_y) and abs(near_x - near_y) > 1e-15 * abs(near_x):
@@ -95,7 +95,7 @@ def _is_zero(x, digits: int) -> bool:
 
 
 def _vague(value) -> bool:
-    """Whether evalf found no digit in a real or imaginary part: it is zero or lies below what was looked at."""
+    """Whether evalf found no digit in either part: it is zero, or lies below what was looked at."""
     return all(part == 0 or part.is_Float and part._prec < 20 for part in value.as_real_imag())
 
 

@@ -2,8 +2,8 @@ r"""Are two MATH answers the same? Structure is compared by rules of our own, si
 
 An answer is read into a small tree (`tree`). Two answers are equal when their trees are: same kind,
 same brackets, same parts (in order for tuples and matrices, in any order for sets, lists and unions). Only an
-expression that isn't a plain number needs algebra (`algebra`); it goes, alone, to math-verify's LaTeX parser,
-and the two values are then compared to 40 digits or more.
+expression that isn't a plain number needs algebra (`algebra`): it is read strictly (`expressions`), and the values are
+compared exactly or to 1,000 digits.
 
 Why not `math_verify.verify` on the whole text: it rounds decimals to 6 places, drops units and subscripts,
 merges boxes, reads 50, 50% and 0.5 as one number, and calls 3x+4y=1 and 3x+5y=1 equal. A wrong accept is
@@ -11,6 +11,7 @@ worse here than a wrong reject, so whatever this package can't read counts only 
 """
 
 import re
+from functools import lru_cache
 
 from ftis.tasks.grading.algebra import readable
 from ftis.tasks.grading.clean import Unreadable, clean, squeeze
@@ -45,6 +46,7 @@ def compare(gold: str, answer: str, algebra=None) -> tuple[bool, str]:
     return same, "equal" if same else "different"
 
 
+@lru_cache(maxsize=4096)  # the completions of a group share their gold
 def read_gold(gold: str) -> tuple[str, Node | None]:
     r"""A gold cleaned, and its tree; None for text: a bracketed choice letter, or words.
 

@@ -69,7 +69,8 @@ _PLAIN_MATHS = [  # one spelling for what is written with words, in plain text o
     # 6.72e-5, 1e5, 5e-05; 2e-3 may be Euler's number
     (
         re.compile(
-            r"(?<![\w.\\}])(?:(\d+\.\d+|1)[eE]([+-]?\d{1,3})|(\d+)[eE](\+?\d{1,3}|-0\d))(?![\w.^]|\.\d|,\d{3})"
+            r"(?<![\w.\\}])(?:(\d+\.\d+|1)[eE]([+-]?\d{1,3})|(\d+)[eE](\+?\d{1,3}|-0\d))"
+            r"(?![\w.^]|,\d{3})"
         ),
         lambda m: rf"{m[1] or m[3]}\times 10^{{{int(m[2] or m[4])}}}",
     ),
@@ -86,6 +87,11 @@ _PLAIN_MATHS = [  # one spelling for what is written with words, in plain text o
 ]
 
 
+# Most answers need none of these.
+_PLAIN_MATHS_HINT = re.compile(r"sqrt|pi|\\(?:begin|choose)|\*\*|\d[eE]|_|base", re.IGNORECASE)
+_DECIMAL = re.compile(r"-?\d+(?:\.\d+)?")  # the commonest answer: nothing to clean
+
+
 def _base(text: str) -> int:
     return _BASES.get(text) or int(text)
 
@@ -96,14 +102,15 @@ _UPRIGHT = re.compile(  # the constants; \mathbf{i} is a vector
 _THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?!\d|,\S)")
 _JOIN = re.compile(r"[\s,;.]*(?:and|or)?[\s,;.]*")
 _MODIFIED = re.compile(  # twice $6$, the square root of $6$
-    r"\b(?:(?:root|square|cube|reciprocal|inverse|negative|opposite|log\w*|sine|cosine|tangent|factorial|multiples?|"
-    r"divisors?|factors?|third|quarter|fraction|percent) of|twice|thrice|double|triple|about|approximately|roughly|"
-    r"nearly|almost|negative|over|under|above|below)\s*$",
+    r"\b(?:(?:root|square|cube|reciprocal|inverse|negative|opposite|log\w*|sine|cosine|tangent|factorial|"
+    r"multiples?|divisors?|factors?|third|quarter|fraction|percent) of|twice|thrice|double|triple|about|"
+    r"approximately|roughly|nearly|almost|negative|over|under|above|below)\s*$",
     re.IGNORECASE,
 )
 _WORDS = re.compile(r"[A-Za-z ,.:;'\"()\-]*")
 _LEAD_IN = re.compile(
-    r"(?:[A-Za-z' ,]*\b(?:is|are|equals|be|have|has|get|gets|obtain|find|gives?|takes?|needs?)\b|(?:the |final |my )*(?:answer|result))\s*:?\s+(?=\S)"
+    r"(?:[A-Za-z' ,]*\b(?:is|are|equals|be|have|has|get|gets|obtain|find|gives?|takes?|needs?)\b"
+    r"|(?:the |final |my )*(?:answer|result))\s*:?\s+(?=\S)"
     r"|answer\s*:\s*|(?:a |the )?total of (?=\S)",
     re.IGNORECASE,
 )
@@ -115,6 +122,8 @@ def clean(text: str) -> str:
     One maths segment among words ("The value is $\frac12$.") is taken alone. Raises Unreadable for text
     that is too long, too deep, or hedged in words around the maths.
     """
+    if len(text) <= MAX_CHARS and _DECIMAL.fullmatch(text) and text.isascii():
+        return text
     # One space for a run: patterns with several optional spaces in a row would try every way to share it.
     text = re.sub(r"\s+", " ", text.translate(_CHARS)).strip()
     if not text.isascii():
@@ -151,8 +160,9 @@ def clean(text: str) -> str:
     text = re.sub(r"\^\s*\{\s*\\circ\s*\}", r"^\\circ ", re.sub(r"\\text\s*\{(\d+)\}", r"\1", text))
     text = re.sub(r"\\text\s*\{\s*(\\?%)\s*\}", r"\1", re.sub(r"\\text\s+\{", r"\\text{", text))
     text = re.sub(r" +", " ", text)
-    for pattern, new in _PLAIN_MATHS:
-        text = pattern.sub(new, text)
+    if _PLAIN_MATHS_HINT.search(text):
+        for pattern, new in _PLAIN_MATHS:
+            text = pattern.sub(new, text)
     if _THOUSANDS.search(text):
         text = _join_thousands(text)
     text = re.sub(r" +", " ", text).replace("\x01", "\\\\")
@@ -232,6 +242,8 @@ def split(text: str, separator: re.Pattern) -> list[str]:
 
 def squeeze(text: str) -> str:
     r"""One spelling per expression: no idle spaces, `\frac12` as `\frac{1}{2}`, no leading plus."""
+    if _DECIMAL.fullmatch(text):
+        return text
     for _ in range(3):
         text = re.sub(r"\\frac\s*([0-9a-zA-Z])", r"\\frac{\1}", text)
         text = re.sub(r"(\\frac\s*\{[^{}]*\})\s*([0-9a-zA-Z])", r"\1{\2}", text)

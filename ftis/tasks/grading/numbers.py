@@ -74,7 +74,8 @@ _SPELLED = [  # one spelling for what is a single number
         lambda m: m[2] if m[2].replace(",", "") == str(number_words(m[1])) else m[0],
     ),
 ]
-_SPELLED_HINT = re.compile(r"\d (?:\d|and)|[(!—×]|--|10 ?[\^⁰¹²³⁴⁵⁶⁷⁸⁹⁻]")  # most answers need none of these
+# Most answers need none of these.
+_SPELLED_HINT = re.compile(r"\d (?:\d|and)|[(!—×]|--|10 ?[\^⁰¹²³⁴⁵⁶⁷⁸⁹⁻]")
 _DIGITS = re.compile(r"\.?\d(?:[\d.,\u2009]*\d)?(?:[eE][+-]?\d{1,2}(?!\w))?")
 _GROUPED = re.compile(
     r"(?:[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d{0,2}(?:\u2009\d{3})+|\d+)(?:\.\d+)?(?:[eE][+-]?\d{1,2})?|\.\d+"
@@ -95,7 +96,7 @@ _AFTER = re.compile(
     rf" *[%¢°{_MONEY}]?(?:[A-Za-z'\",.:;()°%¢$\[\] ]|\n"
     r"|(?<=[A-Za-z\d$%])(?:-(?=[A-Za-z]{2})|/(?=[A-Za-z])))*"
 )
-# What makes one number no answer: alternatives, denials and further numbers; bounds, and functions of the number.
+# What makes one number no answer: alternatives, denials, further numbers; bounds, and functions of it.
 _DENIALS = (
     "or|nor|not|never|cannot|either|neither|maybe|perhaps|possibly|unless|between|unknown|itself|"
     + NUMBER_WORDS
@@ -138,8 +139,8 @@ _BARE = re.compile(r"\s*(-?)\s*[$£€]?\s*(\d[\d,]*(?:\.\d+)?)\s*%?\s*")
 def read_number(text: str) -> tuple[Fraction | int | None, str]:
     r"""(the one number that an answer states, "") or (None, reason).
 
-    Reads a sign, a currency, thousands commas or spaces, decimals, scientific notation, a percent sign (dropped, as GSM8K's golds drop
-    it), unit words, a phrase around the number, the end of an equation chain, and a fraction in lowest
+    Reads a sign, a currency, thousands commas or spaces, decimals, scientific notation, a percent sign
+    (dropped, as GSM8K's golds drop it), unit words, a phrase around the number, the end of an equation chain, and a fraction in lowest
     terms. Two numbers, an unevaluated operation, a bound ("at least 18"), a denial or an alternative state
     none. Examples: "$1,234.50" -> 1234.5; "9+9=18" -> 18; "18 eggs per day" -> 18; "9+9", "18 or 20",
     "1,23" -> none.

@@ -15,9 +15,10 @@ from ftis.tasks.grading.values import number_in, split_unit
 
 @dataclass(frozen=True)
 class Node:
-    """kind: number | atom | seq | set | list | union | either | matrix | determinant | equation | assign | opaque.
+    """kind: number | atom | seq | set | list | union | either | matrix | determinant | equation | assign | opaque
 
-    `either` is a list of pairs joined by "or", which may be points or a union of intervals. `value` is the Fraction, the squeezed LaTeX or the brackets; `parts` the children; `unit` a name or "".
+    `either` is a list of pairs joined by "or", which may be points or a union of intervals. `value` is the
+    Fraction, the squeezed LaTeX or the brackets; `parts` the children; `unit` a name or "".
     """
 
     kind: str
@@ -139,7 +140,7 @@ def _exact_side(sides: list[str], depth: int) -> Node:
 
 
 def _interval_form(text: str, depth: int) -> Node | None:
-    r"""Other ways to write intervals: `\mathbb{R}`, `x \ne 3`, `\{x \mid x \le 0\}`, `]1,2[`; and the empty set."""
+    r"""Other spellings of intervals: `\mathbb{R}`, `x \ne 3`, `\{x \mid x \le 0\}`, `]1,2[`; the empty set."""
     if _EMPTY.fullmatch(text):
         return Node("set")
     if re.fullmatch(_REALS, text):
@@ -154,7 +155,9 @@ def _interval_form(text: str, depth: int) -> Node | None:
             return None
         node = parse(match[2], depth + 1)
         return node if node.kind in ("seq", "union") else None
-    if (text[0] == "]" or text[-1] == "[") and re.fullmatch(r"[\[\](][^\[\]();]*,[^\[\](),;]*[\[\])]", text):
+    if (text[:1] == "]" or text[-1:] == "[") and re.fullmatch(
+        r"[\[\](][^\[\]();]*,[^\[\](),;]*[\[\])]", text
+    ):
         left, right = text[0].replace("]", "("), text[-1].replace("[", ")")
         return parse(left + text[1:-1] + right, depth + 1)
     return None

@@ -84,12 +84,14 @@ SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9,
 UNIT_NAMES = frozenset(UNITS.values())
 # Words behind a number that change it, bound it or take it back; a word of these makes no count.
 NO_COUNT = re.compile(
-    r"\b(?:base|mod|modulo|binary|octal|decimal|hexadecimal|dozens?|gross|lakhs?|crores?|tens|hundreds?|thousands?|"
-    r"[mbtr]illions?|root|(?:square|cube) roots|power|inverse|reciprocal|doubled|tripled|halved|raised|wrong|incorrect|false|invalid|"
-    r"impossible|undefined|unknown|none|nothing|about|approx\w*|roughly|around|nearly|almost|over|under|above|"
-    r"below|more|fewer|less|greater|larger|smaller|higher|lower|probably|likely|unsure|uncertain|guess|assum\w*|"
-    r"infinit\w*|remainder|quarters?|(?:six|seven|eigh|nin|eleven|twelf|\w+teen|\w+tie)ths?|third|fourth|fifth|tenth|"
-    r"alpha|beta|gamma|delta|theta|lambda|sigma|omega|zeta|kappa|epsilon|cosh|sinh|tanh|sine|cosine|tangent)\b",
+    r"^choose\b|\b(?:base|mod|modulo|binary|octal|decimal|hexadecimal|dozens?|gross|lakhs?|crores?|tens|"
+    r"hundreds?|thousands?|[mbtr]illions?|root|(?:square|cube) roots|power|inverse|reciprocal|doubled|"
+    r"tripled|halved|raised|wrong|incorrect|false|invalid|impossible|undefined|unknown|none|nothing|about|"
+    r"approx\w*|roughly|around|nearly|almost|over|under|above|below|more|fewer|less|greater|larger|"
+    r"smaller|higher|lower|probably|likely|unsure|uncertain|guess|assum\w*|infinit\w*|remainder|divided|"
+    r"multiplied|added|subtracted|itself|increased|decreased|reduced|negated|imaginary|rounded|estimated?|"
+    r"quarters?|(?:six|seven|eigh|nin|eleven|twelf|\w+teen|\w+tie)ths?|third|fourth|fifth|tenth|alpha|"
+    r"beta|gamma|delta|theta|lambda|sigma|omega|zeta|kappa|epsilon|cosh|sinh|tanh|sine|cosine|tangent)\b",
     re.IGNORECASE,
 )
 _SMALL_WORDS = re.compile(
@@ -125,7 +127,7 @@ def is_unit(name: str) -> bool:
 
 
 def is_word(word: str) -> bool:
-    """Whether letters can't be a product of variables: four or more with a vowel (`abcd` isn't), or known ones."""
+    """Whether letters are no product of variables: four or more with a vowel (`abcd` isn't), or known ones."""
     if _SHORT_WORDS.fullmatch(word) or len(word) > 1 and unit_name(word) in UNIT_NAMES:
         return True
     word = word[:1].lower() + word[1:]
@@ -133,7 +135,7 @@ def is_word(word: str) -> bool:
 
 
 def names_things(words: str) -> bool:
-    """Whether words behind a number say what is counted (`ways`, `positive integers`) and leave its value alone."""
+    """Whether words behind a number say what is counted (`ways`, `positive integers`), and no more."""
     if HEDGE.search(words) or NO_COUNT.search(words):
         return False
     words = re.sub(r" (?:of|for) [a-zA-Z]$", "", words.strip(" ."))  # values of n
@@ -142,7 +144,7 @@ def names_things(words: str) -> bool:
 
 
 def beside(words: str) -> str:
-    r"""What of the words behind a maths segment says something about its value: a unit, a scale; " " if nothing does.
+    r"""What of the words behind a maths segment bears on its value: a unit, a scale; " " if nothing does.
 
     "" if they may change the value in a way that isn't read (`$5$ dozen`).
     """

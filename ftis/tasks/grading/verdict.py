@@ -40,7 +40,7 @@ class Verdict:
 
 
 def check_gold(gold: str, task: str) -> None:
-    """Raise ValueError for a gold that no answer to the task can be compared with, as far as no algebra is needed."""
+    """Raise ValueError for a gold that no answer to the task can be compared with, as far as no algebra tells."""
     if task in NUMERIC:
         gold_number(gold)
         return
@@ -72,7 +72,7 @@ def grade_many(
     shape: key of FORMATS; decides `format` and so `reward`, never `answer`. limit_s: seconds before a
     worker that compares one pair is killed. workers: processes, default one a core, at most 8; none is
     started unless a pair needs algebra. Raises UserError for an unknown task or shape, ValueError for a
-    gold that is empty or, in GSM8K, no number, and grading_pool.WorkerCannotStart where math-verify is
+    gold that is empty or, in GSM8K, no number, and pool.WorkerCannotStart where sympy is
     missing.
     """
     if shape not in FORMATS:

@@ -113,11 +113,11 @@ def test_what_is_no_generations_file(tmp_path):
 
 def test_two_graders_that_differ_and_one_that_gives_up(tmp_path, monkeypatch):
     """Untagged prose, which only math-verify accepts; 18k, which only ours does; and a hang."""
-    monkeypatch.setattr("ftis.runs.scores.math_verify_many", partial(math_verify_many, limit_s=1))
+    monkeypatch.setattr("ftis.runs.scores.math_verify_many", partial(math_verify_many, limit_s=2))
     texts = [
         ("18", "so it is 18"),
         ("18000", "<answer>18k</answer>"),
-        ("18", "<answer>18</answer>"),
+        ("18", "<answer> 18 </answer>"),  # without the spaces math-verify finds nothing
         ("18", r"\cos(10^{10^{10}}) = \boxed{\cos(10^{10^{10}})}"),
     ]
     rows = [_row("id", f"p{n}", 0, text, gold, "gsm8k") for n, (gold, text) in enumerate(texts)]

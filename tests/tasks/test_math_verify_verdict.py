@@ -15,6 +15,7 @@ HANG = r"\boxed{\cos(10^{10^{10}})}"
 KNOWN = [
     # gold, completion, accepted, what was read; docs/grading.md lists the kinds
     ("18", "<think> 9*2=18 </think> <answer> 18 </answer>", True, "18"),
+    ("18", "<answer>18</answer>", False, ""),
     ("18", "9*2 is 18 dollars. He gives 18", True, "18"),
     ("8", "We meet at 8:00 PM", True, "8"),
     ("18", "<answer> 9*2 </answer>", True, "9*2"),
@@ -51,7 +52,7 @@ def test_it_is_the_librarys_verdict_with_every_default(verdicts):
 
 def test_giving_up_is_no_verdict_and_stops_nothing():
     since = time.monotonic()
-    found = math_verify_many([("5", HANG), ("5", "it is 5"), ("5", HANG)], limit_s=1)
+    found = math_verify_many([("5", HANG), ("5", "it is 5"), ("5", HANG)], limit_s=2)
     assert found[0] == found[2] == Theirs(None, "", "timeout") and found[1] == Theirs(True, "5")
     assert time.monotonic() - since < 30
 

@@ -33,6 +33,14 @@ def copy_checkout(folder: Path) -> Path:
     return folder
 
 
+def said(log: Path) -> str:
+    """What a log holds; nothing while it isn't there, since Snakemake removes it before each attempt."""
+    try:
+        return log.read_text()
+    except FileNotFoundError:
+        return ""
+
+
 def with_swapped_ids(model: Path, out: Path) -> Path:
     """A copy of a tiny model whose tokenizer reads two tokens the other way round."""
     shutil.copytree(model, out)

@@ -26,7 +26,8 @@ NODES = ("n1", "n2")
 GPUS = 2
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "squeue", "scontrol", "sinfo", "scancel")
 
-# Without accounting, as the profile asks squeue. A lost node is noticed within seconds.
+# Without accounting, as the profile asks squeue. A lost node is noticed within seconds, and a requeued job starts again
+# as soon as its old credential has expired (cred_expire).
 CONFIG = """\
 ClusterName=ftis
 SlurmctldHost=localhost(127.0.0.1)
@@ -34,7 +35,7 @@ SlurmctldPort={controller_port}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
 CredType=cred/munge
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool.%n

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from ftis.runs.processes.host import reachable_host
-from tests.parts import copy_checkout
+from tests.parts import copy_checkout, said
 from tests.slurm.cluster import NODES, cluster, missing, wait_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.skipif(bool(missing()), reason=f"no Slurm here: {missing()}")]
@@ -170,7 +170,7 @@ def test_a_killed_job_goes_on_and_a_lost_node_does_not_train_twice(slurm, snakem
     os.kill(first, signal.SIGKILL)
 
     # Snakemake starts it again, and it goes on. Now nobody hears of its node any more, but it lives, slowly.
-    follow(process, lambda: log.exists() and re.search(r"going on after iteration [3-9]", log.read_text()))
+    follow(process, lambda: re.search(r"going on after iteration [3-9]", said(log)))
     second = holder(run)
     os.kill(second, signal.SIGSTOP)
     assert second != first and not (run / "final.json").exists()
@@ -179,7 +179,7 @@ def test_a_killed_job_goes_on_and_a_lost_node_does_not_train_twice(slurm, snakem
 
     # The third, on the other node, doesn't train beside it: it waits, and finds the run finished.
     waits = f"another process trains this run (pid {second} on"
-    follow(process, lambda: log.exists() and waits in log.read_text())
+    follow(process, lambda: waits in said(log))
     assert {node, slurm.call("squeue", "-h", "-t", "R", "-o", "%N").strip()} == set(NODES)
     assert holder(run) == second
     os.kill(second, signal.SIGCONT)
@@ -223,13 +223,13 @@ def test_a_job_that_is_told_to_end_goes_on(slurm, snakemake, checkout, reference
     printed = finish(process)
     assert outcome(run) == outcome(reference)
     assert "going on after iteration" in log.read_text()
-    heads = re.findall(r"^=== .*: attempt (\d) on \S+, Slurm job (\d+)(.*)$", log.read_text(), re.MULTILINE)
+    heads = re.findall(r"^=== .*: attempt (\d) on \S+, Slurm job (\d+)$", log.read_text(), re.MULTILINE)
     if how == "requeued":  # the same job, and none of Snakemake's retries used
         assert (
             heads == [("1", job, ""), ("1", job, ", requeued 1 times")] and "Trying to restart" not in printed
         )
     else:
-        assert [attempt for attempt, _, _ in heads] == ["1", "2"] and heads[0][1] == job != heads[1][1]
+        assert [attempt for attempt, _ in heads] == ["1", "2"] and heads[0][1] == job != heads[1][1]
         assert printed.count("Trying to restart job") == 1
 
 
@@ -274,14 +274,18 @@ PARTITIONS = "The partitions here are cancel, cpu, gpu, requeue, urgent"
     ],
 )
 def test_what_the_cluster_has_not_is_said_before_anything_is_queued(slurm, snakemake, changed, reason):
-    said = refused(slurm, snakemake("--config", "tier=tiny", *changed, "--", "paper_figures/tiny/fig8.csv"))
-    assert re.search(reason, said), said
+    printed = refused(
+        slurm, snakemake("--config", "tier=tiny", *changed, "--", "paper_figures/tiny/fig8.csv")
+    )
+    assert re.search(reason, printed), printed
 
 
 def test_job_ends_that_would_not_be_seen_are_said_before_anything_is_queued(slurm, snakemake):
     with slurm.configured("MinJobAge=600", "MinJobAge=100"):
-        said = refused(slurm, snakemake("--config", "tier=tiny", "--", "paper_figures/tiny/fig8.csv"))
-    assert re.search("Slurm forgets a job 100 s after its end .*for ever.*Ask for MinJobAge=300", said), said
+        printed = refused(slurm, snakemake("--config", "tier=tiny", "--", "paper_figures/tiny/fig8.csv"))
+    assert re.search("Slurm forgets a job 100 s after its end .*for ever.*Ask for MinJobAge=300", printed), (
+        printed
+    )
 
 
 def refused(slurm, process):

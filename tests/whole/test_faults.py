@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from ftis.provenance import sha256
-from tests.parts import copy_checkout
+from tests.parts import copy_checkout, said
 
 RUN = "results/faults/runs/alone-base_small-s42"
 FINAL = f"{RUN}/final.json"
@@ -147,7 +147,7 @@ def test_an_orphan_of_a_killed_snakemake_is_waited_for(finished, checkout):
 
     second = start(checkout, FINAL)
     wait_for(
-        lambda: log.exists() and f"another process trains this run (pid {orphan} on" in log.read_text(),
+        lambda: f"another process trains this run (pid {orphan} on" in said(log),
         second,
     )
     os.kill(orphan, signal.SIGCONT)
@@ -214,7 +214,7 @@ def test_after_snakemake_is_killed_its_orphan_and_a_new_call_never_train_at_once
         subprocess.run(unlock, cwd=checkout, check=True, capture_output=True)
         again = start(checkout, FINAL)
         log = checkout / "results/faults/logs/train/alone-base_small-s42.log"
-        while "waiting for its end" not in (log.read_text() if log.exists() else ""):
+        while "waiting for its end" not in said(log):
             assert time.monotonic() < until and again.poll() is None
             time.sleep(0.05)
         assert f"another process trains this run (pid {orphan} on" in log.read_text()

@@ -121,7 +121,13 @@ class Policy:
         def add(gradient: Tensor) -> None:
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
-            weight.grad.index_put_((ids,), gradient.to(weight.dtype), accumulate=True)
+            gradient = gradient.to(weight.dtype)
+            # Each is the one that repeats its bits: on a CPU, threads of index_put_ add to a row in whichever order they
+            # come, on a GPU those of index_add_ do.
+            if gradient.device.type == "cpu":
+                weight.grad.index_add_(0, ids.flatten(), gradient.flatten(0, 1))
+            else:
+                weight.grad.index_put_((ids,), gradient, accumulate=True)
 
         found.register_hook(add)
         return found

@@ -66,6 +66,22 @@ def test_gradient_checkpointing_and_autocast_change_little(tiny):
     assert torch.nn.functional.cosine_similarity(half.double(), plain.double(), dim=0) > 0.999
 
 
+def test_with_two_threads_a_gradient_repeats_its_bits(tiny):
+    """A run that was killed goes on as if it had not been, whatever its threads."""
+    policy = load_policy(str(tiny / "base"))
+    prompt, completion = [5], [6] * 100  # all add to one row of the embedding
+    found, before = [], torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for _ in range(8):
+            policy.model.zero_grad()
+            policy.accumulate_gradient([prompt] * 20, [completion] * 20, lambda _rows, logp, *_: logp.sum())
+            found.append(torch.cat([p.grad.flatten() for p in policy.trainable().values()]))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(gradient, found[0]) for gradient in found)
+
+
 def test_lora_trains_the_adapter_alone_and_starts_as_the_base(tiny):
     base, lora = load_policy(str(tiny / "base")), load_policy(str(tiny / "base"), lora=LORA, lora_seed=3)
     assert all("lora_" in name for name in lora.trainable())

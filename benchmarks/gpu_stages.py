@@ -160,5 +160,4 @@ def card_of(device: torch.device) -> cost.Gpu | None:
     """What the table of `ftis.suite.cost` says of this card; None for a CPU or a card that isn't there."""
     if device.type != "cuda":
         return None
-    name = torch.cuda.get_device_name(device)
-    return next((gpu for gpu in cost.GPUS.values() if name in gpu.devices), None)
+    return cost.gpu_of_device(torch.cuda.get_device_name(device))

@@ -165,7 +165,7 @@ class Pool:
         started.result()
 
     def close(self) -> None:
-        """Kill all workers. A later `shared_pool` makes a new pool."""
+        """Kill all workers; the pool is of no use any more. Of shared pools, see `close_pools`."""
         for worker in self.workers:
             worker.kill()
         self.starts.put(None)
@@ -280,7 +280,7 @@ def shared_pool(size: int | None = None) -> Pool:
 
 @atexit.register
 def close_pools() -> None:
-    """Close the pools of this process."""
+    """Close the pools of this process; a later `shared_pool` makes a new one."""
     with _lock:
         for key in [key for key in _pools if key[0] == os.getpid()]:
             _pools.pop(key).close()

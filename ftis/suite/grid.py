@@ -476,6 +476,10 @@ def tiers() -> tuple[str, ...]:
 @cache
 def load_tier(name: str) -> Tier:
     """A tier by name, validated down to the settings of a run."""
+    if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
+        raise UserError(
+            f"tier {name!r}: use letters, digits, _, . and - alone; it becomes part of paths and of shell commands"
+        )
     if name not in tiers():
         raise unknown("tier", name, tiers())
     path = CONFIG / "tiers" / f"{name}.yaml"

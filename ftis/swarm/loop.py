@@ -24,11 +24,13 @@ import yaml
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from ftis.config import RunConfig, differences, load_run, recipe_hash
+from ftis.config import Node, RunConfig, differences, load_run, recipe_hash
 from ftis.errors import UserError
 from ftis.method.methods import METHODS
 from ftis.method.objective import Objective, group_advantages, grpo_loss
-from ftis.model.policy import Policy, load_node
+from ftis.model.check import attach
+from ftis.model.loading import load_policy, require_context
+from ftis.model.policy import Policy
 from ftis.model.sampler import Completion, Request, Sampler, SamplingParams, TransformersSampler
 from ftis.model.vllm.sampler import VllmSampler, require_vllm
 from ftis.provenance import provenance, sha256, write_atomic, write_json
@@ -165,15 +167,18 @@ class Swarm:
         self.problems = load_problems(config.train)
         self.validation = load_problems(config.validation.data) if config.validation.data else []
         self.nodes = [
-            Participant(k, config, load_node(config.nodes[k], _adapter_seed(config, k), k)) for k in members
+            Participant(k, config, _load_policy(config.nodes[k], _adapter_seed(config, k), k))
+            for k in members
         ]
         _check_same_tokenizer(self.nodes)
         stop = frozenset().union(*(n.policy.stop_ids for n in self.nodes))
         self.stop_at(stop)
-        if engines := [node for node in self.nodes if config.backend(node.index) == "vllm"]:
-            longest = self._longest()
-            for node in engines:
-                node.sampler = _vllm_sampler(node, longest)
+        longest = self._longest()
+        for node in self.nodes:
+            require_context(node.settings.model, node.policy.causal_lm.config, longest)
+        for node in self.nodes:
+            if config.backend(node.index) == "vllm":
+                node.sampler = attach(node.policy, lambda _, node=node: _vllm_sampler(node, longest))
 
     def stop_at(self, ids: frozenset[int]) -> None:
         """All nodes of a run end a completion at the same tokens: those that any of them ends at."""
@@ -381,6 +386,20 @@ def _vllm_sampler(node: Participant, longest: int) -> VllmSampler:
     )
 
 
+def _load_policy(node: Node, seed: int, index: int) -> Policy:
+    """The policy of one of a run's nodes; `seed` draws its adapter, `index` is its place among the nodes."""
+    return load_policy(
+        node.model,
+        node.revision,
+        node.lora,
+        node.device,
+        node.compute_dtype,
+        node.gradient_checkpointing,
+        seed,
+        index,
+    )
+
+
 def _adapter_seed(config: RunConfig, node: int) -> int:
     return int(np.random.SeedSequence((ADAPTER, config.seed, node)).generate_state(1)[0])
 
@@ -424,7 +443,7 @@ class Participant:
         optim = self.config.optim
         self.settings = self.config.nodes[self.index]
         self.inbox = Inbox(self.index, self.config.patience)
-        self.sampler = TransformersSampler(self.policy)
+        self.sampler = attach(self.policy, TransformersSampler)
         self.params = self.policy.trainable()
         kind = torch.optim.AdamW if optim.name == "adamw" else torch.optim.Adam
         # One pass over weights, gradients and moments; torch's default takes several, with temporaries.

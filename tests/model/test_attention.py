@@ -7,9 +7,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from ftis.model.adapter import add_lora
 from ftis.model.attention import Packing, Rows
+from ftis.model.loading import load_tokenizer
 from ftis.model.lora import Lora
-from ftis.model.policy import Policy, add_lora, load_tokenizer
+from ftis.model.policy import Policy
 
 SHAPE = {
     "vocab_size": 93, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48, "num_attention_heads": 4,

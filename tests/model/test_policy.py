@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from ftis.errors import UserError
+from ftis.model.loading import load_policy, load_tokenizer, pick_device
 from ftis.model.lora import Lora
-from ftis.model.policy import load_policy, load_tokenizer, pick_device
 from ftis.provenance import sha256
 
 LORA = Lora(r=4, alpha=8, target_modules="all-linear")

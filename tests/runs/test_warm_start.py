@@ -8,7 +8,7 @@ import yaml
 
 from ftis.cli import main as cli
 from ftis.errors import UserError
-from ftis.model.policy import load_policy
+from ftis.model.loading import load_policy
 from ftis.model.sampler import Request, SamplingParams, TransformersSampler
 from ftis.runs.warm_start import WarmStart, solution_text, warm_start
 from ftis.suite import grid

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from ftis.cli import main as cli
 from ftis.errors import UserError
-from ftis.model.policy import load_policy
+from ftis.model.loading import load_policy
 from ftis.runs.state import pack_node
 from ftis.suite import cost, grid
 from ftis.suite.check import _engines, check

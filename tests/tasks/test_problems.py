@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from ftis.errors import UserError
-from ftis.model.policy import load_tokenizer
+from ftis.model.loading import load_tokenizer
 from ftis.tasks.grading.verdict import grade
 from ftis.tasks.problems import SOURCES, Dataset, iteration_problems, load_problems
 from ftis.tasks.prompts import EXAMPLES, PROMPTS, encode_prompt

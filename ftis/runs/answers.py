@@ -174,6 +174,10 @@ def generate(
             raise UserError(
                 "--device: vLLM takes the device that it was built for; choose one with CUDA_VISIBLE_DEVICES"
             )
+        if vllm:
+            from ftis.model.vllm.sampler import require_vllm
+
+            require_vllm()
         # With vLLM it is what the engine is held against, and is given up then.
         policy = load_policy(
             subject.model,

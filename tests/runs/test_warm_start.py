@@ -1,6 +1,7 @@
 """The supervised warm start of real models, on a tiny one and on made problems."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -84,6 +85,17 @@ def test_texts_that_are_too_long_are_left_out_and_all_of_them_is_an_error(easy, 
         warm_start(
             WarmStart(steps=1, max_tokens=8), 1, str(tiny / "base"), None, "tiny-v1", easy, tmp_path / "x"
         )
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_tokenizer_that_names_no_eos_is_an_error(easy, tiny, tmp_path):
+    shutil.copytree(tiny / "base", tmp_path / "m")
+    path = tmp_path / "m/tokenizer_config.json"
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "eos_token"}))
+    with pytest.raises(
+        UserError, match="model .*/m: its tokenizer names no eos token.*set eos_token in its tokenizer_config"
+    ):
+        warm_start(WarmStart(steps=1), 1, str(tmp_path / "m"), None, "tiny-v1", easy, tmp_path / "x")
     assert not (tmp_path / "x").exists()
 
 

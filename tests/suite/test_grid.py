@@ -316,6 +316,15 @@ def test_bad_configs_say_what_exists(config, message):
         grid.load_config(config)
 
 
+def test_a_tier_s_name_becomes_part_of_paths(tmp_path, monkeypatch):
+    (tmp_path / "tiers").mkdir()
+    (tmp_path / "tiers/my tier.yaml").write_text((grid.CONFIG / "tiers/smoke.yaml").read_text())
+    monkeypatch.setattr(grid, "CONFIG", tmp_path)
+    for name in ("my tier", "a/b", "a;b", ""):
+        with pytest.raises(UserError, match=f"tier '{name}': use letters, digits"):
+            grid.load_tier(name)
+
+
 def test_local_models_replace_hub_models(tmp_path, monkeypatch):
     run = Run.from_slug("alone-base_small_lora-s42")
     monkeypatch.setenv("FTIS_MODELS", json.dumps({"Qwen/Qwen2.5-1.5B": str(tmp_path)}))

@@ -23,7 +23,7 @@ import record
 import torch
 from measures import spread
 
-from ftis.model.policy import load_policy
+from ftis.model.loading import load_policy
 from ftis.model.sampler import Request, SamplingParams, TransformersSampler
 from ftis.swarm.inbox import Expected, receive
 from ftis.swarm.message import BYTES_A_TOKEN, Message, Rollouts, decode, encode, pack

@@ -185,7 +185,9 @@ def _iterate(size: Size, device: torch.device, lora: bool, lengths: tuple[int, .
             "retries": torch.cuda.memory_stats(device)["num_alloc_retries"],
         }  # fmt: skip
     if card:
-        planned_ms = cost.decode_seconds(shape, settings, batch, "transformers", gpu=card) / batch.new_tokens * 1e3
+        planned_ms = (
+            cost.decode_seconds(shape, settings, batch, "transformers", gpu=card) / batch.new_tokens * 1e3
+        )
         found |= {
             "planned_step_ms": planned_ms, "step_over_plan": last["step_ms"]["p50"] / planned_ms,
             "mfu": last["tflops_per_s"] * 1e12 / card.flops,

@@ -29,7 +29,9 @@ import torch
 
 from ftis.config import RUN_CONFIG
 from ftis.errors import UserError
-from ftis.model.policy import Policy, add_lora, pick_device
+from ftis.model.adapter import add_lora
+from ftis.model.loading import pick_device
+from ftis.model.policy import Policy
 from ftis.settings import parse
 from ftis.suite import cost, memory
 from ftis.swarm.node import Asked, Node

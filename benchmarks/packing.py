@@ -19,8 +19,8 @@ import torch
 from measures import spread
 from transformers import AutoModelForCausalLM
 
+from ftis.model.loading import load_policy
 from ftis.model.logprobs import TokenLogprob
-from ftis.model.policy import load_policy
 from ftis.tasks.tiny.models import build_model, make_tokenizer
 
 

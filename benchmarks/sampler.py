@@ -27,7 +27,7 @@ import torch
 from grpo_step import questions, shaped
 from measures import spread
 
-from ftis.model.policy import load_policy
+from ftis.model.loading import load_policy
 from ftis.model.sampler import Request, SamplingParams, TransformersSampler
 from ftis.provenance import versions
 from ftis.tasks.prompts import encode_prompt

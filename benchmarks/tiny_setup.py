@@ -31,7 +31,7 @@ import record
 import torch
 
 from ftis.config import Validation
-from ftis.model.policy import load_policy
+from ftis.model.loading import load_policy
 from ftis.model.sampler import TransformersSampler
 from ftis.runs.answers import complete, summary
 from ftis.runs.train import train

@@ -126,7 +126,7 @@ def rates(sides: dict[str, Side], size: int, turns: int) -> dict:
 
 def engine(model: LlamaForCausalLM, dtype: str, turns: int) -> dict:
     """Pushes into vLLM: its loading of them, fusing and packing included."""
-    from ftis.model.policy import load_policy
+    from ftis.model.loading import load_policy
     from ftis.model.vllm.sampler import VllmSampler
     from ftis.tasks.tiny import models as tiny
 

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
-from transformers.utils import logging
+from transformers import PreTrainedTokenizerBase
 
-from ftis.config import NodeConfig
-from ftis.errors import UserError
-from ftis.hub import no_copy, require_hub
 from ftis.model.attention import IMPLEMENTATION, Packing
 from ftis.model.logprobs import TokenLogprob, accumulate
-from ftis.model.lora import Lora
-
-logging.disable_progress_bar()
 
 
 @dataclass
@@ -37,13 +29,16 @@ class Policy:
     stop_ids: frozenset[int]
     device: torch.device
     compute_dtype: torch.dtype
+    vocab_size: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.causal_lm.set_attn_implementation(IMPLEMENTATION)
+        self.vocab_size = vocabulary(self.tokenizer)
 
     @property
-    def vocab_size(self) -> int:
-        return len(self.tokenizer)
+    def name(self) -> str:
+        """What messages call it: the folder or hub name of its model."""
+        return self.causal_lm.name_or_path + " with its adapter" * hasattr(self.model, "peft_config")
 
     @property
     def causal_lm(self) -> nn.Module:
@@ -166,6 +161,12 @@ class Policy:
         self.tokenizer.save_pretrained(folder)
 
 
+def vocabulary(tokenizer: PreTrainedTokenizerBase) -> int:
+    """One more than a tokenizer's largest id. `len(tokenizer)` is smaller where ids are left out, and would cut the
+    last ones off."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
 def _unpacked(values: Tensor, where: Tensor) -> Tensor:
     """(M,) values in their places (N, T), 0 elsewhere."""
     return values.new_zeros(where.shape).masked_scatter(where, values)
@@ -176,182 +177,3 @@ def merged_weight(module: nn.Module) -> Tensor:
     if not hasattr(module, "base_layer"):
         return module.weight
     return module.base_layer.weight + sum(module.get_delta_weight(name) for name in module.active_adapters)
-
-
-def pick_device(name: str = "auto", turn: int = 0) -> torch.device:
-    """auto: the GPUs that torch sees, dealt out in turn (a node's index is its `turn`), else cpu."""
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name == "auto":
-        name = f"cuda:{turn % gpus}" if gpus else "cpu"
-    if name.startswith("cuda") and not gpus:
-        raise UserError(f"device: {name!r} was asked for, but torch sees no GPU; use 'auto' or 'cpu'")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(
-            f"device: torch knows none by the name {name!r}; use 'auto', 'cpu' or 'cuda:0'"
-        ) from None
-    if device.type == "cuda" and (device.index or 0) >= gpus:
-        raise UserError(
-            f"device: {name!r} was asked for, but torch sees {gpus} GPU{'s' * (gpus > 1)}, cuda:0 "
-            f"{f'to cuda:{gpus - 1} ' * (gpus > 1)}(CUDA_VISIBLE_DEVICES may hide some); use 'auto' or ask for more"
-        )
-    return device
-
-
-def model_source(model: str, revision: str | None) -> tuple[str, dict]:
-    """What from_pretrained takes for a folder or a hub name."""
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return str(path), {}
-    if model.startswith((".", "/", "~")) or model.count("/") != 1:
-        raise UserError(f"model: no folder {model}; give a model folder or a hub name (owner/name)")
-    require_hub(model, "model", "config.json", revision)
-    return model, {"revision": revision}
-
-
-def load_tokenizer(model: str, revision: str | None = None) -> PreTrainedTokenizerBase:
-    """Load a tokenizer and check that it survives a round trip.
-
-    A folder with a tokenizer.json is read as it stands: AutoTokenizer would put a qwen2 folder's
-    word-level tokenizer into Qwen2's own class, which silently mangles it.
-    """
-    source, extra = model_source(model, revision)
-    try:
-        if (Path(source) / "tokenizer.json").is_file():
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(source)
-        else:
-            tokenizer = AutoTokenizer.from_pretrained(source, **extra)
-    except (OSError, ValueError, ImportError) as error:
-        raise _unavailable("tokenizer", model, error) from None
-    probe = "Tom has 12 pens."
-    if tokenizer.decode(tokenizer(probe, add_special_tokens=False).input_ids).strip() != probe:
-        raise UserError(f"tokenizer of {model}: encoding and decoding {probe!r} doesn't give it back")
-    return tokenizer
-
-
-def load_policy(
-    model: str,
-    revision: str | None = None,
-    lora: Lora | None = None,
-    device: str = "auto",
-    compute_dtype: str = "float32",
-    gradient_checkpointing: bool = False,
-    lora_seed: int = 0,
-) -> Policy:
-    """Load a model in float32 with its tokenizer; `lora` adds a fresh adapter drawn from `lora_seed`, and
-    a folder with a trained adapter is loaded on the base model that it names.
-
-    Stop ids are the union of the config's, the generation config's and the tokenizer's eos. Raises
-    UserError where the model isn't there, has dropout, or has a head that isn't one matrix.
-    """
-    source, _ = model_source(model, revision)
-    where = pick_device(device)
-    tokenizer = load_tokenizer(model, revision)
-    adapter = Path(source) / "adapter_config.json"
-    if adapter.is_file():
-        base = json.loads(adapter.read_text())
-        try:
-            lm = _load_model(base["base_model_name_or_path"], base.get("revision"))
-        except UserError as error:
-            raise UserError(f"{adapter}: base_model_name_or_path: {error}") from None
-    else:
-        lm = _load_model(model, revision)
-    stop = stop_ids(model, tokenizer, lm.config, lm.generation_config)
-    rows = lm.get_input_embeddings().weight.shape[0]
-    if len(tokenizer) > rows:
-        raise UserError(
-            f"model {model}: its tokenizer has ids up to {len(tokenizer) - 1}, its embedding {rows} rows; take the "
-            "tokenizer that the model was trained with"
-        )
-    if getattr(lm.config, "attention_dropout", 0):
-        raise UserError(f"model {model}: attention_dropout must be 0, else log-probs aren't those sampled")
-    layers = set(getattr(lm.config, "layer_types", None) or ["full_attention"])
-    sliding = getattr(lm.config, "sliding_window", None) and getattr(lm.config, "use_sliding_window", True)
-    if layers != {"full_attention"} or sliding:
-        raise UserError(
-            f"model {model}: only full attention is supported, not sliding windows or linear layers"
-        )
-    if adapter.is_file():
-        from peft import PeftModel
-
-        lm = PeftModel.from_pretrained(lm, source)
-    elif lora is not None:
-        # The adapter records which commit of a hub model it belongs to; a folder has none.
-        lm = add_lora(lm, lora, lora_seed, None if Path(source).is_dir() else revision)
-    lm.to(where).eval()
-    if gradient_checkpointing:
-        # transformers recomputes activations in train mode only; without dropout that changes nothing else.
-        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        lm.train()
-    policy = Policy(lm, tokenizer, stop, where, getattr(torch, compute_dtype))
-    _check_head(policy, model)
-    return policy
-
-
-def stop_ids(model: str, tokenizer: PreTrainedTokenizerBase, *configs) -> frozenset[int]:
-    """Union of the eos ids of a model's configs and its tokenizer: base models' often differ."""
-    found: set[int | None] = {tokenizer.eos_token_id}
-    for config in configs:
-        eos = config.eos_token_id
-        found |= set(eos) if isinstance(eos, list) else {eos}
-    stop = frozenset(i for i in found if i is not None and i < len(tokenizer))
-    if not stop:
-        raise UserError(f"model {model}: neither config nor tokenizer names an eos token; set eos_token_id")
-    return stop
-
-
-def _load_model(model: str, revision: str | None) -> nn.Module:
-    source, extra = model_source(model, revision)
-    try:
-        return AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **extra)
-    except (OSError, ValueError, ImportError) as error:
-        raise _unavailable("model", model, error) from None
-
-
-def load_node(node: NodeConfig, seed: int, index: int = 0) -> Policy:
-    """The policy of one of a run's nodes; `seed` draws its adapter, `index` is its place among the nodes."""
-    return load_policy(
-        node.model,
-        node.revision,
-        node.lora,
-        str(pick_device(node.device, index)),
-        node.compute_dtype,
-        node.gradient_checkpointing,
-        seed,
-    )
-
-
-def add_lora(lm: nn.Module, lora: Lora, seed: int, revision: str | None) -> nn.Module:
-    from peft import LoraConfig, get_peft_model
-
-    targets = list(lora.target_modules) if isinstance(lora.target_modules, tuple) else lora.target_modules
-    config = LoraConfig(
-        r=lora.r, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=targets, task_type="CAUSAL_LM"
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        try:
-            model = get_peft_model(lm, config, revision=revision)
-        except ValueError as error:
-            raise UserError(f"lora.target_modules: {error}") from None
-    # A set, whose order differs from process to process: the same adapter must be saved as the same files.
-    config.target_modules = sorted(config.target_modules)
-    return model
-
-
-@torch.no_grad()
-def _check_head(policy: Policy, name: str) -> None:
-    """Log-probs come from hidden states times one matrix: refuse models whose logits are anything else."""
-    ids = torch.tensor([[min(policy.stop_ids)]], device=policy.device)
-    logits = policy.causal_lm(input_ids=ids).logits[0, -1, : policy.vocab_size].float()
-    ours = (policy.hidden(input_ids=ids)[0, -1] @ policy.head().T).float()
-    if not torch.allclose(logits, ours, rtol=1e-3, atol=1e-3):
-        raise UserError(
-            f"model {name}: its logits aren't hidden states times the output embedding; not supported"
-        )
-
-
-def _unavailable(what: str, model: str, error: Exception) -> UserError:
-    reason = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
-    return UserError(no_copy(what, model, reason))

@@ -58,7 +58,10 @@ class SamplingParams:
 
 
 class Sampler(Protocol):
-    """Samples from the policy's current weights."""
+    """Samples from the policy's current weights. Made through `ftis.model.check.attach`, which tries it out."""
+
+    tolerance: float
+    """Nats that a log-prob may be off that of the policy's plain float32 forward, on a short text."""
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> list[list[Completion]]:
         """One list a request, one completion a key, in order."""
@@ -117,6 +120,8 @@ class TransformersSampler:
 
     def __init__(self, policy: Policy):
         self.policy = policy
+        # bfloat16 has 8 bits: logits of 10 to 30 are off by up to 0.1.
+        self.tolerance = 1e-3 if policy.compute_dtype == torch.float32 else 0.5
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> list[list[Completion]]:
         flat: list[Completion] = []

@@ -24,12 +24,13 @@ from ftis.errors import UserError, unknown
 from ftis.hub import commit_of
 from ftis.provenance import sha256, versions
 from ftis.swarm.asking import complete
-from ftis.tasks.problems import SOURCES, Dataset, Problem, load_problems, local_file
+from ftis.tasks.problems import SOURCES, Dataset, load_problems, local_file
 from ftis.tasks.prompts import PROMPTS, encode_prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from ftis.model.policy import Policy
     from ftis.model.sampler import Sampler
 
 log = logging.getLogger(__name__)
@@ -115,15 +116,48 @@ def generate(
     total = len(subjects) * sum(test.samples * len(loaded[role]) for role, test in tests.items())
 
     def load(subject: Subject) -> tuple[PreTrainedTokenizerBase, Sampler]:
-        if sampling.backend == "vllm":
-            return _load_vllm(subject, device, loaded, tests, sampling.max_batch)
-        from ftis.model.policy import load_policy
+        from ftis.model.check import attach
+        from ftis.model.loading import load_policy, require_context
         from ftis.model.sampler import TransformersSampler
 
+        vllm = sampling.backend == "vllm"
+        if vllm and device != "auto":
+            raise UserError(
+                "--device: vLLM takes the device that it was built for; choose one with CUDA_VISIBLE_DEVICES"
+            )
+        if vllm:
+            from ftis.model.vllm.sampler import require_vllm
+
+            require_vllm()
+        # With vLLM it is what the engine is held against, and is given up then.
         policy = load_policy(
-            subject.model, subject.revision, device=device, compute_dtype=subject.compute_dtype
+            subject.model,
+            subject.revision,
+            device="cpu" if vllm else device,
+            compute_dtype=subject.compute_dtype,
+            trained=False,
         )
-        return policy.tokenizer, TransformersSampler(policy)
+        longest = max(
+            len(encode_prompt(test.prompt, problem.question, policy.tokenizer)) + test.max_new_tokens
+            for role, test in tests.items()
+            for problem in loaded[role]
+        )
+        require_context(subject.model, policy.causal_lm.config, longest)
+
+        def engine(policy: Policy) -> Sampler:
+            from ftis.model.vllm.sampler import VllmSampler
+
+            # No more context than the longest problem needs: it decides the size of the key-value cache.
+            return VllmSampler(
+                subject.model,
+                subject.revision,
+                policy.tokenizer,
+                subject.compute_dtype,
+                longest,
+                sampling.max_batch,
+            )
+
+        return policy.tokenizer, attach(policy, engine if vllm else TransformersSampler)
 
     from ftis.runs.state import only_writer
 
@@ -172,7 +206,7 @@ def generate(
 
 def _weights(subject: Subject) -> str:
     """What a model's weights are told apart by: the digest of its folder, or its commit on the hub."""
-    from ftis.model.policy import model_source
+    from ftis.model.loading import model_source
 
     source, from_hub = model_source(subject.model, subject.revision)
     return commit_of(subject.model, subject.revision) if from_hub else sha256(Path(source))
@@ -192,33 +226,6 @@ def _passes(tests: dict[str, BenchmarkSpec]) -> list[tuple[str | None, str | Non
         pair[drawn] = role
         passes[same] = (pair[0], pair[1])
     return list(passes.values())
-
-
-def _load_vllm(
-    subject: Subject,
-    device: str,
-    loaded: dict[str, list[Problem]],
-    tests: dict[str, BenchmarkSpec],
-    max_batch: int,
-) -> tuple[PreTrainedTokenizerBase, Sampler]:
-    from ftis.model.policy import load_tokenizer
-    from ftis.model.vllm.sampler import VllmSampler
-
-    if device != "auto":
-        raise UserError(
-            "--device: vLLM takes the device that it was built for; choose one with CUDA_VISIBLE_DEVICES"
-        )
-    tokenizer = load_tokenizer(subject.model, subject.revision)
-    # No more context than the longest problem needs: it decides the size of the key-value cache.
-    length = max(
-        len(encode_prompt(test.prompt, problem.question, tokenizer)) + test.max_new_tokens
-        for role, test in tests.items()
-        for problem in loaded[role]
-    )
-    sampler = VllmSampler(
-        subject.model, subject.revision, tokenizer, subject.compute_dtype, length, max_batch
-    )
-    return tokenizer, sampler
 
 
 def _is_finished(out: Path, header: dict[str, Any]) -> bool:

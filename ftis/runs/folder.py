@@ -76,7 +76,7 @@ class RunFolder:
 
     def policy(self, node: int = 0, device: str = "cpu") -> Policy:
         """A node's trained model. Raises UserError where the run isn't finished, or the node was lost."""
-        from ftis.model.policy import load_policy
+        from ftis.model.loading import load_policy
 
         saved = {entry["node"]: entry["path"] for entry in self.final["nodes"]}
         if node not in saved:

@@ -59,15 +59,21 @@ def warm_start(
     """
     import torch
 
-    from ftis.model.policy import load_policy
+    from ftis.model.loading import load_policy
 
     began = time.perf_counter()
     policy = load_policy(model, revision, device=device, compute_dtype=compute_dtype)
+    end = policy.tokenizer.eos_token_id
+    if end is None:
+        raise UserError(
+            f"model {model}: its tokenizer names no eos token, with which a solution must end; set eos_token in its "
+            "tokenizer_config.json"
+        )
     rows = []
     for problem in load_problems(data):
         asked = encode_prompt(prompt, problem.question, policy.tokenizer)
         text = policy.tokenizer(solution_text(problem), add_special_tokens=False).input_ids
-        rows.append((asked, [*text, policy.tokenizer.eos_token_id]))
+        rows.append((asked, [*text, end]))
     kept = [row for row in rows if len(row[0]) + len(row[1]) <= settings.max_tokens]
     if not kept:
         raise UserError(

@@ -65,7 +65,8 @@ def _sources(tier: str, config: RunConfig) -> list[tuple[str, str, str | None]]:
 
 def _models(tier: str, runs: Sequence[RunPlan], tokenizers: dict) -> Iterator[str]:
     """Models that aren't here nor to be had, and tokenizers that can't be read or are wider than the embedding."""
-    from ftis.model.policy import load_tokenizer, model_source
+    from ftis.model.loading import load_tokenizer, model_source
+    from ftis.model.policy import vocabulary
 
     roles = {s[1:]: s[0] for run in reversed(runs) for s in reversed(_sources(tier, run.config))}
     for (where, revision), role in reversed(roles.items()):
@@ -81,7 +82,7 @@ def _models(tier: str, runs: Sequence[RunPlan], tokenizers: dict) -> Iterator[st
         except UserError as error:
             yield name + str(error)
             continue
-        ids = len(tokenizers[where])
+        ids = vocabulary(tokenizers[where])
         if ids > shape.vocab_size:
             yield (
                 f"{name}the tokenizer of {where} has ids up to {ids - 1}, its embedding {shape.vocab_size} rows: not a "

@@ -146,7 +146,7 @@ def shape_of_role(tier: str, role: str) -> Shape:
 
 
 def place(config: RunConfig, gpus: int) -> list[int | None]:
-    """The GPU of each node among the job's, as `ftis.model.policy.pick_device` deals them out; None: the CPU."""
+    """The GPU of each node among the job's, as `ftis.model.loading.pick_device` deals them out; None: the CPU."""
     found: list[int | None] = []
     for k, node in enumerate(config.nodes):
         if node.device == "auto":

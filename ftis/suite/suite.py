@@ -7,6 +7,7 @@ workflow, the command line and the studies read them through this object alone, 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -82,6 +83,10 @@ class Suite:
     @cache  # noqa: B019  a suite is read once and stays
     def tier(self, name: str) -> Tier:
         """A tier by name, validated down to the settings of a run."""
+        if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
+            raise UserError(
+                f"tier {name!r}: use letters, digits, _, . and - alone; it becomes part of paths and of shell commands"
+            )
         if name not in self.tiers:
             raise unknown("tier", name, self.tiers)
         path = self.tier_file(name)

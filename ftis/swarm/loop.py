@@ -20,7 +20,9 @@ from transformers import PreTrainedTokenizerBase
 
 from ftis.config import RunConfig, recipe_hash
 from ftis.errors import UserError, unknown
-from ftis.model.policy import Policy, load_node
+from ftis.model.check import attach
+from ftis.model.loading import load_policy, require_context
+from ftis.model.policy import Policy
 from ftis.model.vllm.sampler import VllmSampler, require_vllm
 from ftis.swarm.attacks import ATTACKS, Scene
 from ftis.swarm.inbox import Expected
@@ -54,15 +56,15 @@ class Swarm:
             require_vllm()
         self.problems = load_problems(config.train)
         self.validation = load_problems(config.validation.data) if config.validation.data else []
-        self.nodes = [
-            Node(k, config, load_node(config.nodes[k], _adapter_seed(config, k), k)) for k in members
-        ]
+        self.nodes = [Node(k, config, load_node(config, k)) for k in members]
         _check_same_tokenizer(self.nodes)
         self.stop_at(frozenset().union(*(n.policy.stop_ids for n in self.nodes)))
-        if engines := [node for node in self.nodes if config.backend(node.index) == "vllm"]:
-            longest = self._longest()
-            for node in engines:
-                node.sampler = _vllm_sampler(node, longest)
+        longest = self._longest()
+        for node in self.nodes:
+            require_context(node.settings.model, node.policy.causal_lm.config, longest)
+        for node in self.nodes:
+            if config.backend(node.index) == "vllm":
+                node.sampler = attach(node.policy, lambda _, node=node: _vllm_sampler(node, longest))
         if config.readings.top_k is not None and self.nodes[0].index == 0:
             log.warning(
                 "readings.top_k: completions are drawn from the %d likeliest tokens, but their log-probs are those of "
@@ -267,8 +269,34 @@ def _vllm_sampler(node: Node, longest: int) -> VllmSampler:
     )
 
 
-def _adapter_seed(config: RunConfig, node: int) -> int:
-    return int(np.random.SeedSequence((ADAPTER, config.seed, node)).generate_state(1)[0])
+def _load_policy(node: Node, seed: int, index: int) -> Policy:
+    """The policy of one of a run's nodes; `seed` draws its adapter, `index` is its place among the nodes."""
+    return load_policy(
+        node.model,
+        node.revision,
+        node.lora,
+        node.device,
+        node.compute_dtype,
+        node.gradient_checkpointing,
+        seed,
+        index,
+    )
+
+
+def load_node(config: RunConfig, k: int) -> Policy:
+    """The policy of node `k` of a run, whose seed draws its adapter."""
+    node = config.nodes[k]
+    seed = int(np.random.SeedSequence((ADAPTER, config.seed, k)).generate_state(1)[0])
+    return load_policy(
+        node.model,
+        node.revision,
+        node.lora,
+        node.device,
+        node.compute_dtype,
+        node.gradient_checkpointing,
+        seed,
+        k,
+    )
 
 
 def _check_same_tokenizer(nodes: Sequence[Node]) -> None:

@@ -18,6 +18,7 @@ from ftis.errors import UserError
 from ftis.method.methods import METHODS
 from ftis.method.objective import Objective, group_advantages
 from ftis.model.attention import sdpa_backends
+from ftis.model.check import attach
 from ftis.model.policy import Policy
 from ftis.model.sampler import Completion, Request, Sampler, SamplingParams, TransformersSampler
 from ftis.swarm.asking import complete, completion_text, summary
@@ -81,7 +82,7 @@ class Node:
         self.settings = self.config.nodes[self.index]
         self.label = self.settings.label or self.settings.name
         self.inbox = Inbox(self.index, self.config.patience)
-        self.sampler = TransformersSampler(self.policy)
+        self.sampler = attach(self.policy, TransformersSampler)
         self.params = self.policy.trainable()
         self.optimizer = adam(self.config, self.settings.learning_rate, self.params)
         self.objective = Objective.of(

@@ -66,18 +66,35 @@ PROMPTS: dict[str, Callable[[str], str]] = {
 def encode_prompt(
     key: str, question: str, tokenizer: PreTrainedTokenizerBase, room: int | None = None
 ) -> list[int]:
-    """Token ids of a prompt. A prompt longer than `room` is refused, never cut."""
+    """Token ids of a prompt, which begins as the tokenizer begins a text (with a BOS, where it adds one), in training,
+    validation and tests alike. A prompt longer than `room` is refused, never cut."""
     if key not in PROMPTS:
         raise unknown("prompt", key, PROMPTS)
+    text = PROMPTS[key](question)
     try:
-        ids = tokenizer(PROMPTS[key](question), add_special_tokens=False).input_ids
+        plain = tokenizer(text, add_special_tokens=False).input_ids
+        whole = tokenizer(text).input_ids
     except Exception as error:  # noqa: BLE001  what tokenizers raises for a word that its vocabulary lacks
         raise UserError(
             f"prompt {key!r}: the tokenizer has no token for a part of {question!r} ({error})"
         ) from None
+    ids = _begun(plain, whole)
     if room is not None and len(ids) > room:
         raise UserError(
             f"prompt {key!r} takes {len(ids)} tokens for {question[:60]!r}..., but only {room} fit; raise the "
             "token budget or leave the question out"
         )
     return ids
+
+
+def _begun(plain: list[int], whole: list[int]) -> list[int]:
+    """The tokens of a text behind those that its tokenizer begins every text with: a BOS in Llama 3, Gemma and Mistral,
+    nothing in Qwen2.5 and SmolLM2. What it ends a text with, an eos say, would end the answer before it begins.
+    """
+    for first in range(len(whole) - len(plain) + 1):
+        if whole[first : first + len(plain)] == plain:
+            return whole[: first + len(plain)]
+    raise UserError(
+        "prompt: the tokenizer reads a text otherwise where it adds special tokens to it, so that it can't be told which are "
+        "to stand before a prompt; take a model with another tokenizer"
+    )

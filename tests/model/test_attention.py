@@ -7,9 +7,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from ftis.model.adapter import add_lora
 from ftis.model.attention import Packing, Rows, sdpa_backends
+from ftis.model.loading import load_tokenizer
 from ftis.model.lora import Lora
-from ftis.model.policy import Policy, add_lora, load_tokenizer
+from ftis.model.policy import Policy
 from tests.numerics import assert_rounded, assert_same, doubled, in_double
 
 SHAPE = {

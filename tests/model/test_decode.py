@@ -9,8 +9,8 @@ from transformers.cache_utils import DynamicCache
 
 from ftis.model import decode
 from ftis.model.decode import FusedDecoder, ModelDecoder, Prefix, can_fuse, decoder
+from ftis.model.loading import load_policy
 from ftis.model.lora import Lora
-from ftis.model.policy import load_policy
 from tests.numerics import assert_rounded, assert_same, doubled, in_double
 
 ROOM = 9

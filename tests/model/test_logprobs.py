@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from ftis.model import logprobs as logprob_head
+from ftis.model.loading import load_policy
 from ftis.model.logprobs import TokenLogprob, accumulate
 from ftis.model.lora import Lora
-from ftis.model.policy import load_policy
 from tests.numerics import assert_rounded, assert_same, doubled, in_double
 
 

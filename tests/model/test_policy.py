@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from ftis.errors import UserError
+from ftis.model.check import attach
+from ftis.model.loading import _refuse_by_name, load_policy, load_tokenizer, pick_device, require_context
 from ftis.model.lora import Lora
-from ftis.model.policy import load_policy, load_tokenizer, pick_device
+from ftis.model.sampler import Request, SamplingParams, TransformersSampler
 from ftis.provenance import sha256
 from tests.numerics import assert_same, doubled, in_double
 
@@ -141,23 +143,95 @@ def test_a_model_that_is_not_there_is_one_clear_error(monkeypatch, model, says):
     assert model in str(error.value)
 
 
-def test_a_folder_without_weights_or_with_dropout_is_refused(tiny, tmp_path):
+def test_a_folder_without_weights_is_refused(tiny, tmp_path):
     shutil.copytree(tiny / "base", tmp_path / "m")
-    (tmp_path / "m/model.safetensors").rename(tmp_path / "m/elsewhere")
+    (tmp_path / "m/model.safetensors").unlink()
     with pytest.raises(UserError, match="model .*m: no local copy"):
         load_policy(str(tmp_path / "m"))
-    (tmp_path / "m/elsewhere").rename(tmp_path / "m/model.safetensors")
-    config = json.loads((tmp_path / "m/config.json").read_text())
-    (tmp_path / "m/config.json").write_text(json.dumps(config | {"attention_dropout": 0.1}))
-    with pytest.raises(UserError, match="attention_dropout must be 0"):
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_dropout_is_off(tiny, tmp_path, checkpointing):
+    """Activation checkpoints keep a model in train mode, where it would be on."""
+    with_settings(tiny, tmp_path / "m", attention_dropout=0.5)
+    plain = load_policy(str(tiny / "base"))
+    policy = load_policy(str(tmp_path / "m"), gradient_checkpointing=checkpointing)
+    torch.testing.assert_close(
+        policy.token_logprobs(*batch(plain))[0], plain.token_logprobs(*batch(plain))[0]
+    )
+    assert policy.causal_lm.config.attention_dropout == 0
+
+
+def with_settings(tiny, folder, **changes):
+    """A copy of the tiny model with other settings in its config.json."""
+    shutil.copytree(tiny / "base", folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+
+
+def with_last_id(tiny, folder, gap):
+    """A copy of the tiny model whose eos has an id `gap` beyond the others', on an embedding with room for it."""
+    base = load_policy(str(tiny / "base"))
+    last, old = base.vocab_size - 1 + gap, base.tokenizer.eos_token_id
+    base.model.resize_token_embeddings(last + 5)
+    weight = base.model.get_input_embeddings().weight.data
+    weight[last] = weight[old]
+    weight[old] = 0
+    base.model.config.eos_token_id = base.model.generation_config.eos_token_id = last
+    base.save(folder)
+    path = folder / "tokenizer.json"
+    text = json.loads(path.read_text())
+    text["model"]["vocab"]["<eos>"] = last
+    for token in text["added_tokens"]:
+        token["id"] = last if token["content"] == "<eos>" else token["id"]
+    path.write_text(json.dumps(text))
+    return last, old
+
+
+def test_ids_with_gaps_keep_their_last_ones(tiny, tmp_path):
+    """As many tokens as before, but the stop token is beyond their number."""
+    last, old = with_last_id(tiny, tmp_path / "m", 20)
+    policy, plain = load_policy(str(tmp_path / "m")), load_policy(str(tiny / "base"))
+    assert len(policy.tokenizer) == len(plain.tokenizer) <= last
+    assert policy.vocab_size == last + 1 and policy.stop_ids == {last}
+    problem = policy.tokenizer(
+        "Tom has 7 pens, buys 5. How many pens now?", add_special_tokens=False
+    ).input_ids
+    request = Request(problem, [None])
+    ours, theirs = (
+        attach(p, TransformersSampler).sample([request], SamplingParams(48))[0][0] for p in (policy, plain)
+    )
+    assert theirs.finished and ours.finished and ours.tokens[-1] == last and theirs.tokens[-1] == old
+    assert ours.tokens[:-1].tolist() == theirs.tokens[:-1].tolist()
+    expected = policy.token_logprobs([problem], [ours.tokens])[0][0]
+    torch.testing.assert_close(torch.from_numpy(ours.logprobs), expected.detach(), atol=1e-5, rtol=1e-5)
+
+
+def test_a_stop_token_beyond_the_tokenizer_is_refused(tiny, tmp_path):
+    with_settings(tiny, tmp_path / "m", eos_token_id=[1, 500])
+    with pytest.raises(UserError, match="eos_token_id 500 is beyond the tokenizer's ids .up to 92."):
         load_policy(str(tmp_path / "m"))
+
+
+def test_a_context_that_is_too_short_is_one_error(tiny):
+    config = load_policy(str(tiny / "base")).causal_lm.config
+    require_context("m", config, 256)
+    with pytest.raises(
+        UserError, match="model m: reads 256 tokens, prompt and completion may need 257; lower"
+    ):
+        require_context("m", config, 257)
+
+
+def test_quantised_weights_are_refused(tiny):
+    policy = load_policy(str(tiny / "base"))
+    policy.model.config.quantization_config = {"quant_method": "gptq"}
+    with pytest.raises(UserError, match="model m .type qwen2.: its weights are quantised"):
+        _refuse_by_name("m", policy.model, policy.tokenizer)
 
 
 def test_sliding_windows_are_refused(tiny, tmp_path):
-    shutil.copytree(tiny / "base", tmp_path / "m")
-    config = json.loads((tmp_path / "m/config.json").read_text())
     windowed = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0, "layer_types": None}
-    (tmp_path / "m/config.json").write_text(json.dumps(config | windowed))
+    with_settings(tiny, tmp_path / "m", **windowed)
     with pytest.raises(UserError, match="only full attention"):
         load_policy(str(tmp_path / "m"))
 

@@ -9,8 +9,8 @@ import torch
 
 from ftis.errors import UserError
 from ftis.model.decode import decoder
+from ftis.model.loading import load_policy
 from ftis.model.lora import Lora
-from ftis.model.policy import load_policy
 from ftis.model.sampler import Request, SamplingParams, TransformersSampler, choose, draws
 from ftis.model.vllm.sampler import VllmSampler
 from ftis.tasks.problems import Dataset, load_problems

@@ -16,8 +16,8 @@ from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 from ftis.cli import main as cli
 from ftis.config import RUN_CONFIG
 from ftis.errors import UserError
+from ftis.model.loading import load_policy, load_tokenizer
 from ftis.model.lora import Lora
-from ftis.model.policy import load_policy, load_tokenizer
 from ftis.model.sampler import Request, SamplingParams, TransformersSampler
 from ftis.model.vllm import sampler as vllm_sampler
 from ftis.model.vllm.sampler import VllmSampler, changed_weights

@@ -48,6 +48,7 @@ def test_a_second_writer_may_wait_and_take_over_what_the_first_leaves(
         asked.append(len(requests))
         return original(self, requests, params)
 
+    monkeypatch.setattr("ftis.model.check._check_sampler", lambda *_: None)  # what is counted isn't the check
     monkeypatch.setattr(TransformersSampler, "sample", counted)
     out.rename(tmp_path / "aside")  # as Snakemake removes it before a job
     with state.only_writer(out):
@@ -133,6 +134,16 @@ def test_backends_that_are_not_there_say_so(tiny, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_context_that_the_tests_exceed_is_refused_before_anything_is_sampled(tiny, tmp_path):
+    data = Dataset(name="tiny", path=str(tiny / "data/ood.jsonl"), limit=2)
+    tests = {"id": BenchmarkSpec(data, "tiny-v1", 8), "ood": BenchmarkSpec(data, "tiny-v1", 250)}
+    with pytest.raises(
+        UserError, match=r"base: reads 256 tokens, prompt and completion may need 2\d\d; lower"
+    ):
+        generate([Subject(0, "a", "A", str(tiny / "base"))], tests, tmp_path / "g.jsonl", Sampling(1))
+    assert not (tmp_path / "g.jsonl").exists()
+
+
 def test_greedy_answers_are_sampled_with_those_at_a_temperature(tiny, tmp_path, monkeypatch):
     """Of the same problems; a file is graded as if each test had been taken by itself."""
     greedy = BenchmarkSpec(
@@ -151,6 +162,7 @@ def test_greedy_answers_are_sampled_with_those_at_a_temperature(tiny, tmp_path, 
         calls.append(sum(len(r.keys) for r in requests))
         return original(self, requests, params)
 
+    monkeypatch.setattr("ftis.model.check._check_sampler", lambda *_: None)  # what is counted isn't the check
     monkeypatch.setattr(TransformersSampler, "sample", counted)
     subjects, sampling = [Subject(0, "a", "A", str(tiny / "base"))], Sampling(3)
     generate(subjects, tests, tmp_path / "together.jsonl", sampling)
@@ -196,6 +208,7 @@ def test_an_interrupted_generation_goes_on_and_ends_the_same(tiny, tmp_path, mon
             raise KeyboardInterrupt
         return original(self, requests, params)
 
+    monkeypatch.setattr("ftis.model.check._check_sampler", lambda *_: None)  # what is counted isn't the check
     monkeypatch.setattr(TransformersSampler, "sample", counting)
     with pytest.raises(KeyboardInterrupt):
         generate(subjects, tests, tmp_path / "cut.jsonl", sampling)

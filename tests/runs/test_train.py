@@ -442,3 +442,17 @@ def test_a_run_with_top_k_says_what_its_ratios_are_not(make_config, tmp_path, ca
         assert said.count(
             "warning: readings.top_k: completions are drawn from the 5 likeliest tokens"
         ) == bool(top_k)
+
+
+@pytest.mark.parametrize("where", ["rollout", "validation"])
+def test_a_context_that_is_too_short_is_refused_before_anything_runs(make_config, tiny, tmp_path, where):
+    data = {"name": "tiny", "path": str(tiny / "data/validation.jsonl")}
+    changes = {
+        "rollout": {"rollout": {"prompt": "tiny-v1", "max_new_tokens": 250}},
+        "validation": {"validation": {"data": data, "max_new_tokens": 250}},
+    }[where]
+    with pytest.raises(
+        UserError, match=r"model .*base: reads 256 tokens, prompt and completion may need 2\d\d"
+    ):
+        train(make_config(**changes), tmp_path / "out")
+    assert not (tmp_path / "out").exists()

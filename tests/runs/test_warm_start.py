@@ -1,6 +1,7 @@
 """The supervised warm start of real models, on a tiny one and on made problems."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from safetensors.torch import load_file
 
 from ftis.cli import main as cli
 from ftis.errors import UserError
-from ftis.model.policy import load_policy
+from ftis.model.loading import load_policy
 from ftis.model.sampler import Request, SamplingParams, TransformersSampler
 from ftis.runs.warm_start import WarmStart, solution_text, warm_start
 from ftis.suite.suite import Suite
@@ -94,6 +95,17 @@ def test_texts_that_are_too_long_are_left_out_and_all_of_them_is_an_error(easy, 
     assert not (tmp_path / "x").exists()
 
 
+def test_a_tokenizer_that_names_no_eos_is_an_error(easy, tiny, tmp_path):
+    shutil.copytree(tiny / "base", tmp_path / "m")
+    path = tmp_path / "m/tokenizer_config.json"
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "eos_token"}))
+    with pytest.raises(
+        UserError, match="model .*/m: its tokenizer names no eos token.*set eos_token in its tokenizer_config"
+    ):
+        warm_start(WarmStart(steps=1), 1, str(tmp_path / "m"), None, "tiny-v1", easy, tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
 def test_the_command_makes_what_the_tier_s_runs_start_from(easy, tiny, tmp_path, monkeypatch):
     (tmp_path / "tiers").mkdir()
     (tmp_path / "grid.yaml").write_text((Suite.load().folder / "grid.yaml").read_text())
@@ -110,7 +122,9 @@ def test_the_command_makes_what_the_tier_s_runs_start_from(easy, tiny, tmp_path,
     out = node.model
     assert out == "results/warmed/models/base_small-s3"
     assert (
-        cli.main(["job", "warm-start", "--tier", "warmed", "--model", "base_small", "--seed", "3", "--out", out])
+        cli.main(
+            ["job", "warm-start", "--tier", "warmed", "--model", "base_small", "--seed", "3", "--out", out]
+        )
         == 0
     )
     facts = json.loads((tmp_path / out / "warm.json").read_text())

@@ -94,7 +94,7 @@ print(has_model("{MODEL}", "{REVISION}"), has_model("{MODEL}", "0" * 40))
     assert python(program, HF_ENDPOINT=address, HF_HOME=str(tmp_path)) == ["False", "True", "False"]
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(asked) and "notes.md" not in asked
     program = f"""
-from ftis.model.policy import _load_model
+from ftis.model.loading import _load_model
 print(sum(p.numel() for p in _load_model("{MODEL}", "{REVISION}").parameters()) > 0)
 """
     assert python(program, HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path)) == ["True"]

@@ -340,6 +340,15 @@ def test_bad_configs_say_what_exists(config, message):
         load_config(config)
 
 
+def test_a_tier_s_name_becomes_part_of_paths(tmp_path, monkeypatch):
+    (tmp_path / "tiers").mkdir()
+    (tmp_path / "tiers/my tier.yaml").write_text((Suite.load().folder / "tiers/smoke.yaml").read_text())
+    monkeypatch.setenv("FTIS_SUITE", str(tmp_path))
+    for name in ("my tier", "a/b", "a;b", ""):
+        with pytest.raises(UserError, match=f"tier '{name}': use letters, digits"):
+            Suite.load().tier(name)
+
+
 def test_local_models_replace_hub_models(tmp_path, monkeypatch):
     run = Suite.load().run("alone-base_small_lora-s42")
     monkeypatch.setenv("FTIS_MODELS", json.dumps({"Qwen/Qwen2.5-1.5B": str(tmp_path)}))

@@ -13,8 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 from ftis.config import NodeConfig
 from ftis.errors import UserError
 from ftis.model import logprobs as logprob_head
+from ftis.model.adapter import add_lora
 from ftis.model.lora import Lora
-from ftis.model.policy import add_lora
 from ftis.suite import cost, memory
 from ftis.suite.memory import Batch, Shape, node_memory, shape_of, trainable
 from ftis.suite.plan import shape_of_role

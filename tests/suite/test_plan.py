@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 import ftis.config
 from ftis.cli import main as cli
 from ftis.errors import UserError
-from ftis.model.policy import load_policy
+from ftis.model.loading import load_policy
 from ftis.suite import cost
 from ftis.suite.check import _engines, check
 from ftis.suite.memory import GIB

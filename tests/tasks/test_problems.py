@@ -2,11 +2,15 @@
 
 import json
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
 from ftis.errors import UserError
-from ftis.model.policy import load_tokenizer
+from ftis.model.loading import load_tokenizer
 from ftis.tasks.grading.verdict import grade
 from ftis.tasks.problems import SOURCES, Dataset, iteration_problems, load_problems
 from ftis.tasks.prompts import EXAMPLES, PROMPTS, encode_prompt
@@ -163,3 +167,56 @@ def test_a_prompt_that_does_not_fit_is_refused(tiny):
         encode_prompt("tiny-v1", "Zoë has 7 kiwis.", tokenizer)
     with pytest.raises(UserError, match="unknown prompt 'nope': choose one of chat-"):
         encode_prompt("nope", question, tokenizer)
+
+
+TINY_IDS = [40, 81, 20, 17, 52, 22, 68, 20, 15, 23, 82, 83, 52, 84, 24]
+
+
+def test_token_ids_of_a_prompt_are_pinned(tiny):
+    """Of the tokenizer that comes with the tiny tier; Qwen2.5's and SmolLM2's add nothing to a text either."""
+    ids = encode_prompt(
+        "tiny-v1", "Tom has 7 pens, buys 5. How many pens now?", load_tokenizer(str(tiny / "tok"))
+    )
+    assert ids == TINY_IDS
+
+
+def byte_level(template: str | None) -> PreTrainedTokenizerFast:
+    """A tokenizer of single bytes, ChatML's tags and other special tokens, which reads a text as the template says."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    special = ["<s>", "</s>", "<pre>", "<|im_start|>", "<|im_end|>"]
+    vocabulary = {token: i for i, token in enumerate([*special, *alphabet])}
+    core = tokenizers.Tokenizer(models.BPE(vocabulary, []))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    if template:
+        core.post_processor = processors.TemplateProcessing(
+            single=template, special_tokens=[(token, vocabulary[token]) for token in special[:3]]
+        )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, bos_token="<s>", eos_token="</s>", extra_special_tokens=special[2:]
+    )
+
+
+@pytest.mark.parametrize(
+    "template, begins",
+    [(None, []), ("<s> $A", [0]), ("<s> $A </s>", [0]), ("$A </s>", []), ("<pre> <s> $A", [2, 0])],
+)
+@pytest.mark.parametrize("prompt", ["tiny-v1", "chat-fewshot-think-v1"])
+def test_a_prompt_begins_as_the_tokenizer_begins_a_text(tmp_path, template, begins, prompt):
+    """With a BOS where it adds one, and never with an end that it adds."""
+    byte_level(template).save_pretrained(tmp_path)
+    tokenizer = load_tokenizer(str(tmp_path))
+    text = PROMPTS[prompt]("What is 2 + 3?")
+    ids = encode_prompt(prompt, "What is 2 + 3?", tokenizer)
+    assert ids == begins + byte_level(None)(text, add_special_tokens=False).input_ids
+    assert encode_prompt(prompt, "What is 2 + 3?", tokenizer, room=len(ids)) == ids
+    with pytest.raises(UserError, match=f"takes {len(ids)} tokens"):
+        encode_prompt(prompt, "What is 2 + 3?", tokenizer, room=len(ids) - 1)
+
+
+def test_a_tokenizer_that_reads_a_text_otherwise_beside_special_tokens_is_refused():
+    def odd(text, add_special_tokens=True):
+        return SimpleNamespace(input_ids=[0, 5, 7] if add_special_tokens else [5, 6])
+
+    with pytest.raises(UserError, match="the tokenizer reads a text otherwise where it adds special tokens"):
+        encode_prompt("tiny-v1", "a", odd)

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
 from ftis.errors import UserError
-from ftis.model.policy import load_tokenizer
+from ftis.model.loading import load_tokenizer
 from ftis.provenance import write_folder
 from ftis.runs.state import remove_partial
 from ftis.settings import parse

@@ -99,7 +99,7 @@ def vocabulary() -> list[str]:
 def make_tokenizer(out: Path) -> None:
     """Write the word-level tokenizer that all tiny models share.
 
-    `ftis.model.policy.load_tokenizer` reads it; AutoTokenizer would not, beside a Qwen2 config: it takes another class,
+    `ftis.model.loading.load_tokenizer` reads it; AutoTokenizer would not, beside a Qwen2 config: it takes another class,
     which splits text otherwise.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -308,7 +308,7 @@ def _batches(settings: TinyModel, rng: random.Random, tokenizer: Path, data: Pat
     """
     import torch
 
-    from ftis.model.policy import load_tokenizer
+    from ftis.model.loading import load_tokenizer
 
     held_out = set()
     for name in ("validation", "ood"):

@@ -42,7 +42,7 @@ def main() -> None:
     draw = np.random.default_rng(0)
     groups = [draw.integers(4, 70, draw.integers(15, 24)).tolist() for _ in range(16)]
     shared = [prompt for prompt in groups for _ in range(12)]
-    own = [list(prompt) for prompt in shared]
+    own = [[4 + i % 64, 4 + i // 64, *prompt[2:]] for i, prompt in enumerate(shared)]
     completions = [draw.integers(4, 70, draw.integers(5, 49)).tolist() for _ in shared]
     ranges = {}
     with tempfile.TemporaryDirectory() as scratch:

@@ -97,6 +97,13 @@ class _Collected(torch.autograd.Function):
         return gradient.new_zeros(ctx.places, *gradient.shape[1:]).index_copy_(0, place, gradient), None
 
 
+def shared(prompts: Sequence[Sequence[int]]) -> tuple[list[tuple[int, ...]], np.ndarray]:
+    """The distinct ones of N prompts in their order, and the index (N,) of each among them."""
+    places: dict[tuple[int, ...], int] = {}
+    owner = [places.setdefault(tuple(prompt), len(places)) for prompt in prompts]
+    return list(places), np.array(owner)
+
+
 @dataclass(frozen=True)
 class Packing:
     """N completions and the P distinct prompts that they go on from, as one packed sequence of M tokens.
@@ -121,10 +128,8 @@ class Packing:
     def of(
         cls, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], device: torch.device
     ) -> Packing:
-        """Prompts that are one object, as a group's are, are read once."""
-        distinct = list({id(p): p for p in prompts}.values())
-        index = {id(p): i for i, p in enumerate(distinct)}
-        owner = np.array([index[id(p)] for p in prompts])
+        """Equal prompts, as a group's are, are read once."""
+        distinct, owner = shared(prompts)
         read = np.array([len(p) - 1 for p in distinct])
         lengths = np.array([len(c) for c in completions])
         parts = [p[:-1] for p in distinct]

@@ -68,7 +68,7 @@ class Policy:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probs and entropies (N, T) in nats of completion tokens, and their mask (N, T) bool.
 
-        A prompt object that stands in several rows, as a group's does, goes through the model once.
+        A prompt that stands in several rows, as a group's does, goes through the model once.
         """
         with self.autocast():
             hidden, target, where = self._predicting(prompts, completions)

@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from ftis.errors import UserError
+from ftis.model.attention import shared
 from ftis.model.decode import Prefix, decoder
 from ftis.model.policy import Policy
 
@@ -152,11 +153,10 @@ class TransformersSampler:
         def on_device(array: np.ndarray) -> Tensor:
             return torch.from_numpy(array).to(device)
 
-        # Each prompt object once: a branch that no completion belongs to would be one more than there is room for.
-        prompts = list({id(request.prompt): request.prompt for request, _ in jobs}.values())
-        place = {id(prompt): i for i, prompt in enumerate(prompts)}
+        # Each prompt once: a branch that no completion belongs to would be one more than there is room for.
         # The branch of each row that still grows: to begin with, its prompt.
-        rows, branch = np.arange(len(jobs)), np.array([place[id(request.prompt)] for request, _ in jobs])
+        prompts, branch = shared([request.prompt for request, _ in jobs])
+        rows = np.arange(len(jobs))
         budget = np.array([params.budget(len(request.prompt)) for request, _ in jobs])
         width, room = max(map(len, prompts)), int(budget.max())
         uniforms = np.stack([draws(key, room) for _, key in jobs])

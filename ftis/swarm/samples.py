@@ -79,7 +79,7 @@ class Samples:
         )
 
     def prompts_of(self, rows: np.ndarray) -> list[list[int]]:
-        """The prompt of each of the completions `rows`; completions of a group have one object in common."""
+        """The prompt of each of the completions `rows`; it is read once for each group."""
         return [self.prompts[group] for group in self.group[rows]]
 
     def micro_batches(self, rows: np.ndarray, budget: int) -> list[np.ndarray]:

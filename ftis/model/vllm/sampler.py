@@ -16,7 +16,7 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 
 from ftis.errors import UserError
 from ftis.model.loading import load_policy, model_source, stop_ids
-from ftis.model.policy import Policy, merged_weight
+from ftis.model.policy import Policy, merged_weight, vocabulary
 from ftis.model.sampler import Completion, Request, SamplingParams, require_finite
 from ftis.model.vllm.engine import Engine, EngineError
 from ftis.provenance import versions

@@ -33,7 +33,8 @@ sys.path[:0] = PATHS
 import gpu_stages
 from gpu_stages import STAGES
 
-from ftis.provenance import git_commit, versions, write_json
+from ftis.files import write_json
+from ftis.provenance import git_commit, versions
 
 
 @dataclass(frozen=True)

@@ -429,7 +429,7 @@ def _figure(arguments: argparse.Namespace) -> None:
 
 
 def _table(arguments: argparse.Namespace) -> None:
-    from ftis.study.paper import make_table
+    from ftis.papers.ftis.tables import make_table
 
     make_table(arguments.table, *_artefact(arguments))
 
@@ -447,7 +447,7 @@ def _ablation(arguments: argparse.Namespace) -> None:
 
 
 def _claims(arguments: argparse.Namespace) -> None:
-    from ftis.papers.ftis.claims import make_claims
+    from ftis.papers.ftis.claim_tables import make_claims
     from ftis.study.tidy import read_tidy
 
     make_claims(read_tidy(arguments.tables), arguments.tier, arguments.out)
@@ -461,14 +461,14 @@ def _economics(arguments: argparse.Namespace) -> None:
 
 
 def _exact(arguments: argparse.Namespace) -> None:
-    from ftis.study.exact.exact import make_exact
+    from ftis.study.exact.make import make_exact
 
     _use_threads(1)
     make_exact(arguments.out)
 
 
 def _report(arguments: argparse.Namespace) -> None:
-    from ftis.study.report.page import make_report
+    from ftis.papers.ftis.report import make_report
 
     tier = arguments.tier
     out = arguments.out or Path("results", tier, "report.html")

@@ -54,7 +54,18 @@ PAPER = tuple(METHODS)
 """The paper's own."""
 
 # For others: matplotlib's tab20b, of which the paper's own come near none.
-COLOURS = ("#8c6d31", "#843c39", "#7b4173", "#637939", "#393b79", "#ad494a", "#8ca252", "#5254a3", "#a55194", "#bd9e39")
+COLOURS = (
+    "#8c6d31",
+    "#843c39",
+    "#7b4173",
+    "#637939",
+    "#393b79",
+    "#ad494a",
+    "#8ca252",
+    "#5254a3",
+    "#a55194",
+    "#bd9e39",
+)
 MARKERS = ("p", "h", "*", "d", "<", ">", "8", "H")
 
 

@@ -55,7 +55,9 @@ def read_claims(
     ranges = zip(shown["low"], shown["high"], strict=True)
     table["range"] = ["–" if "–" in ends else " to ".join(ends) for ends in ranges]
     for name in ("component", "setup", "role", "note", "paper", "needed_seeds", "needed_for"):
-        table[name] = table[name].astype(object).fillna("").map(number).replace("–", "") if name in table else ""
+        table[name] = (
+            table[name].astype(object).fillna("").map(number).replace("–", "") if name in table else ""
+        )
     verdict = table["needed_for"].where(table["needed_for"] == "", " (" + table["needed_for"] + ")")
     table["needed"] = (table["needed_seeds"] + verdict).where(table["needed_seeds"] != "", "–")
     where = (table["setup"] + ", " + table["role"]).where(table["setup"] != table["role"], table["role"])

@@ -34,7 +34,8 @@ try:
     import gpu_stages
     from gpu_stages import STAGES
 
-    from ftis.provenance import git_commit, versions, write_json
+    from ftis.files import write_json
+    from ftis.provenance import git_commit, versions
 except ModuleNotFoundError as missing:
     print(
         f"error: {missing.name} can't be imported; docs/performance.md lists what the proof needs",

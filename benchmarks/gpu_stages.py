@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from gpu_step import SHAPES, VOCABULARY
 
-from ftis.provenance import write_json
+from ftis.files import write_json
 from ftis.suite import cost
 from ftis.suite.memory import Shape
 

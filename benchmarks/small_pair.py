@@ -18,7 +18,8 @@ import time
 from pathlib import Path
 
 from ftis.config import RUN_CONFIG
-from ftis.provenance import provenance, write_json
+from ftis.files import write_json
+from ftis.provenance import provenance
 from ftis.runs.train import train
 from ftis.runs.warm_start import WarmStart, warm_start
 from ftis.settings import parse

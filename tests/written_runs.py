@@ -50,3 +50,23 @@ def write_run(root: Path, slug: str, accuracy, ood=None, steps=(0, 5, 10)) -> Pa
     (folder / "config.yaml").write_text(yaml.safe_dump(to_dict(Suite.load().resolve(TIER, run))))
     (folder / "final.json").write_text(json.dumps({"run": slug}))
     return folder
+
+
+def write_size_pair(root: Path) -> list[Path]:
+    """Alone and NoIS on the size pair, two seeds: role and step decide the accuracy, seed 1 adds 0.1."""
+
+    def made(slug, base):
+        extra = 0.1 if slug.endswith("-s1") else 0.0
+        return write_run(
+            root, slug, lambda role, step: base + step / 100 + 0.05 * (role == "base_large") + extra
+        )
+
+    return [
+        made(f"{cell}-s{seed}", base)
+        for cell, base in (
+            ("alone-base_small", 0.3),
+            ("alone-base_large", 0.3),
+            ("size_base-nois-vertical", 0.2),
+        )
+        for seed in (42, 1)
+    ]

@@ -63,7 +63,7 @@ def figure(arguments: argparse.Namespace) -> None:
 
 
 def table(arguments: argparse.Namespace) -> None:
-    from ftis.study.paper import make_table
+    from ftis.papers.ftis.tables import make_table
 
     make_table(arguments.table, *_artefact(arguments))
 
@@ -81,7 +81,7 @@ def ablation(arguments: argparse.Namespace) -> None:
 
 
 def claims(arguments: argparse.Namespace) -> None:
-    from ftis.papers.ftis.claims import make_claims
+    from ftis.papers.ftis.claim_tables import make_claims
     from ftis.study.tidy import read_tidy
 
     make_claims(read_tidy(arguments.tables), arguments.tier, arguments.out)
@@ -95,7 +95,7 @@ def economics(arguments: argparse.Namespace) -> None:
 
 
 def exact(arguments: argparse.Namespace) -> None:
-    from ftis.study.exact.exact import make_exact
+    from ftis.study.exact.make import make_exact
 
     use_threads(1)
     make_exact(arguments.out)

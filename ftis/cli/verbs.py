@@ -146,7 +146,7 @@ def grade(arguments: argparse.Namespace) -> None:
 
 
 def report(arguments: argparse.Namespace) -> None:
-    from ftis.study.report.page import make_report
+    from ftis.papers.ftis.report import make_report
 
     tier = arguments.tier
     out = arguments.out or Path("results", tier, "report.html")

@@ -8,7 +8,7 @@ them registers them, and they stand in the grid, the figures, the exact study an
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
@@ -30,8 +30,9 @@ class Method:
     weighting: Weighting
     filter: Filter | None = None
     """What decides whose update is zeroed; needs the run's threshold g."""
-    colour: str = "#555555"
-    marker: str = "o"
+    colour: str = ""
+    marker: str = ""
+    """Both as matplotlib names them; where empty, `register` chooses ones that no other method has."""
 
     @property
     def filtered(self) -> bool:
@@ -52,6 +53,21 @@ METHODS: dict[str, Method] = {
 PAPER = tuple(METHODS)
 """The paper's own."""
 
+# For others: matplotlib's tab20b, of which the paper's own come near none.
+COLOURS = (
+    "#8c6d31",
+    "#843c39",
+    "#7b4173",
+    "#637939",
+    "#393b79",
+    "#ad494a",
+    "#8ca252",
+    "#5254a3",
+    "#a55194",
+    "#bd9e39",
+)
+MARKERS = ("p", "h", "*", "d", "<", ">", "8", "H")
+
 
 def register(name: str, method: Method) -> Method:
     """Add a method under a name that runs can have: lower-case letters, digits and _, beginning with a letter.
@@ -62,20 +78,29 @@ def register(name: str, method: Method) -> Method:
         raise UserError(
             f"method {name!r}: a name is lower-case letters, digits and _, and begins with a letter"
         )
-    if METHODS.get(name, method) != method:
-        raise UserError(f"method {name!r}: there is one of that name ({METHODS[name].label}); choose another")
-    METHODS[name] = method
-    return method
-
-
-def unfiltered(name: str) -> str:
-    """The method that is `name` without its filter."""
-    weighting = METHODS[name].weighting
-    return next(
-        other
-        for other, m in METHODS.items()
-        if m.weighting == weighting and not m.filtered and other != "alone"
+    if (taken := METHODS.get(name)) is not None:
+        alike = replace(method, colour=method.colour or taken.colour, marker=method.marker or taken.marker)
+        if alike != taken:
+            raise UserError(f"method {name!r}: there is one of that name ({taken.label}); choose another")
+        return taken
+    METHODS[name] = replace(
+        method,
+        colour=method.colour or _free(COLOURS, {other.colour for other in METHODS.values()}),
+        marker=method.marker or _free(MARKERS, {other.marker for other in METHODS.values()}),
     )
+    return METHODS[name]
+
+
+def _free(choices: Sequence[str], taken: Collection[str]) -> str:
+    """The first that isn't taken; when all are, they come round again."""
+    return next((c for c in choices if c not in taken), choices[len(METHODS) % len(choices)])
+
+
+def unfiltered(name: str) -> str | None:
+    """The method that is `name` without its filter; None where there is none."""
+    weighting = METHODS[name].weighting
+    alike = (other for other, m in METHODS.items() if m.weighting == weighting and not m.filtered)
+    return next((other for other in alike if other != "alone"), None)
 
 
 def parameters(method: Method) -> set[str]:

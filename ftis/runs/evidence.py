@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from ftis.provenance import write_json
+from ftis.files import write_json
 from ftis.swarm.node import BrokenUpdate
 
 

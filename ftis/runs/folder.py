@@ -14,7 +14,8 @@ import yaml
 
 from ftis.config import RunConfig, differences, load_run, recipe_hash
 from ftis.errors import UserError
-from ftis.provenance import provenance, sha256, write_atomic, write_json
+from ftis.files import write_atomic, write_json
+from ftis.provenance import provenance, sha256
 from ftis.runs import state
 from ftis.settings import to_dict
 

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ftis.provenance import sha256, versions, write_atomic, write_json
+from ftis.files import write_atomic, write_json
+from ftis.provenance import sha256, versions
 from ftis.runs.answers import read_generations
 from ftis.stats import mean_interval, pass_at_k, wilson
 from ftis.swarm.asking import summary

@@ -23,8 +23,9 @@ from safetensors.torch import load_file
 
 from ftis.config import KEPT
 from ftis.errors import Interrupted, UserError
+from ftis.files import write_atomic, write_json
 from ftis.locks import locked
-from ftis.provenance import sha256, write_atomic, write_json
+from ftis.provenance import sha256
 from ftis.runs.tensor_file import save_tensors
 from ftis.swarm.state import State
 from ftis.swarm.transport import Lost

@@ -16,7 +16,8 @@ import numpy as np
 from pydantic import Field
 
 from ftis.errors import UserError
-from ftis.provenance import sha256, write_folder, write_json
+from ftis.files import write_folder, write_json
+from ftis.provenance import sha256
 from ftis.settings import settings
 from ftis.tasks.problems import Dataset, Problem, load_problems
 from ftis.tasks.prompts import encode_prompt

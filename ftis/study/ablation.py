@@ -11,10 +11,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ftis.errors import UserError, unknown
+from ftis.files import write_files
 from ftis.method.methods import METHODS
 from ftis.stats import t_interval
-from ftis.study.paper import load_curves, load_scores, parse_json, read_text, write_files
-from ftis.study.plots import STYLE, fit, rendered
+from ftis.study.runs import load_curves, load_scores, parse_json, read_text
+from ftis.study.style import STYLE, fit, rendered
 from ftis.study.tidy import commit_of
 from ftis.suite.suite import Suite
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ftis.errors import UserError
-from ftis.study.paper import make_target, named, parse_json, read_text
+from ftis.study.runs import make_target, named, parse_json, read_text
 from ftis.suite.suite import Suite
 from ftis.tasks.problems import load_problems
 

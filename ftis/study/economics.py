@@ -18,10 +18,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ftis.errors import UserError
+from ftis.files import write_files
 from ftis.method.methods import METHODS
 from ftis.stats import t_interval
-from ftis.study.paper import write_files
-from ftis.study.plots import STYLE, finish, rendered
+from ftis.study.style import STYLE, finish, rendered
 from ftis.study.tidy import primary_decoding
 from ftis.suite.suite import Suite
 from ftis.swarm.message import BYTES_A_COMPLETION, BYTES_A_TOKEN

@@ -1,39 +1,26 @@
-"""Draws the paper's figures from the tidy tables of `ftis.study.paper`.
+"""Draws the paper's figures from the curves of `ftis.study.figures`.
 
 One colour and one marker a method in every figure: those of `ftis.method.methods`.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
-from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
 from ftis.errors import UserError
+from ftis.files import write_files
 from ftis.method.methods import METHODS
-from ftis.study.paper import figure_data, figure_note, figure_title, summarise, write_files
+from ftis.study.figures import figure_data, figure_note, figure_title, summarise
+from ftis.study.style import STYLE, finish, rendered, shade
 
 THRESHOLD_MARKERS = ("v", "s", "D", "^", "P", "X", "<", ">")
-STYLE = {
-    "font.size": 9,
-    "axes.titlesize": 9.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "0.9",
-    "legend.frameon": False,
-    # TrueType, so that text stays text in every PDF reader and journal check.
-    "pdf.fonttype": 42,
-}
-DPI = 160
 
 
 def make_figure(figure_id: str, tier: str, run_dirs: Sequence[Path], out: Path) -> None:
@@ -46,16 +33,6 @@ def make_figure(figure_id: str, tier: str, run_dirs: Sequence[Path], out: Path) 
     with matplotlib.rc_context(STYLE):
         files |= rendered(figure_id, draw(figure_id, data))
     write_files({Path(out) / name: content for name, content in files.items()})
-
-
-def rendered(name: str, figure: Figure) -> dict[str, bytes]:
-    """{`name`.pdf, `name`.png: content}, without a creation date, so that the same data gives the same bytes."""
-    files = {}
-    for suffix, metadata in (("pdf", {"CreationDate": None}), ("png", {"Software": None})):
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format=suffix, dpi=DPI, metadata=metadata)
-        files[f"{name}.{suffix}"] = buffer.getvalue()
-    return files
 
 
 DECODINGS = {"greedy": "Greedy", "sampled": "T = 1"}
@@ -141,13 +118,6 @@ def series_looks(data: pd.DataFrame) -> dict[str, dict]:
     return looks
 
 
-def shade(colour: str, depth: float) -> str:
-    """`colour` mixed half with white at depth 0, itself near 0.5, two thirds to black at 1."""
-    white, black = max(0.0, 0.5 - depth), max(0.0, depth - 0.5) * 4 / 3
-    mixed = [(channel * (1 - white) + white) * (1 - black) for channel in to_rgb(colour)]
-    return to_hex(mixed)
-
-
 def y_limits(summary: pd.DataFrame) -> tuple[float, float]:
     """Limits in percent around lines and bands, inside 0-100 and at least 10 points apart.
 
@@ -186,31 +156,3 @@ def spread(values: Sequence[float], gap: float, bottom: float, top: float) -> li
         places[index] = min(places[index], ceiling)
         ceiling = places[index] - gap
     return places
-
-
-def finish(figure: Figure, axis: Axes, title: str, note: str) -> None:
-    """Title above, legend and note below the panels, each in room of its own."""
-    handles, labels = axis.get_legend_handles_labels()
-    rows = -(-len(labels) // 5)
-    columns = -(-len(labels) // rows)
-    height = figure.get_figheight()
-    fit(figure.suptitle(title, x=0.01, ha="left", y=1 - 0.06 / height, va="top", size=10.5, weight="bold"))
-    figure.legend(
-        handles,
-        labels,
-        loc="lower center",
-        bbox_to_anchor=(0.5, 0.3 / height),
-        ncols=columns,
-        handlelength=2.4,
-        columnspacing=1.2,
-        handletextpad=0.5,
-        borderaxespad=0,
-    )
-    fit(figure.text(0.01, 0.06 / height, note, size=7, color="0.3", va="bottom", ha="left"))
-    figure.tight_layout(rect=(0, (0.35 + 0.22 * rows) / height, 1, 1))
-
-
-def fit(text: Text) -> None:
-    """Make a line of text as small as the width of its figure asks for (long labels, many seeds)."""
-    share = text.get_window_extent().width / (0.98 * text.get_figure().bbox.width)
-    text.set_fontsize(text.get_fontsize() / max(1.0, share))

@@ -20,8 +20,9 @@ from typing import Any
 import pandas as pd
 
 from ftis.errors import UserError
+from ftis.files import write_files
 from ftis.study.answers import completions, disagreements
-from ftis.study.paper import RUN_COLUMNS, make_target, named, parse_json, read_text, run_columns, write_files
+from ftis.study.runs import RUN_COLUMNS, make_target, named, parse_json, read_text, run_columns
 from ftis.suite.suite import Suite
 
 Tables = dict[str, pd.DataFrame]

@@ -14,8 +14,8 @@ import numpy as np
 from pydantic import Field
 
 from ftis.errors import UserError
+from ftis.files import write_atomic
 from ftis.hub import no_copy, require_hub
-from ftis.provenance import write_atomic
 from ftis.settings import settings
 from ftis.tasks.grading.verdict import check_gold
 

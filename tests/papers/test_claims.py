@@ -8,8 +8,10 @@ import pytest
 
 from ftis import stats
 from ftis.papers.ftis import claims
+from ftis.papers.ftis.claim_tables import claim_tables, claims_tex, make_claims
+from ftis.papers.ftis.measures import values
+from ftis.papers.ftis.published import paper_values
 from ftis.study import verdicts
-from ftis.study.paper import paper_values
 from ftis.study.verdicts import Component
 from ftis.suite.suite import Suite
 
@@ -123,11 +125,11 @@ def worlds():
         "fails": make_tables(CONTRARY),
         "undecided": make_tables(noise=0.06),
     }
-    return {name: claims.claim_tables(tables) for name, tables in found.items()}
+    return {name: claim_tables(tables) for name, tables in found.items()}
 
 
 def row(tables, claim):
-    return claims.claim_tables(tables)[0].set_index("claim").loc[claim]
+    return claim_tables(tables)[0].set_index("claim").loc[claim]
 
 
 @pytest.mark.parametrize("claim", range(1, 10))
@@ -196,7 +198,7 @@ def test_windows_average_the_checkpoints_they_name():
     tables = make_tables(noise=0, seeds=(1, 2))
     curve = tables["validation"]
     curve["sampled"] = curve["step"] / 100
-    data = claims.values(tables)
+    data = values(tables)
     found = {what: data["alone-base_small", SMALL, what][1] for what in ("early", "middle", "last")}
     # 40 iterations: (0, 10], (20, 30], (30, 40]
     assert found == pytest.approx({"early": 0.075, "middle": 0.275, "last": 0.375})
@@ -204,7 +206,7 @@ def test_windows_average_the_checkpoints_they_name():
 
 def test_the_trend_is_the_change_over_the_range_of_g():
     world = {(size("ftis", g), LARGE, "end"): 0.02 * math.log(g) for g in (5, 10, 50, 100)}
-    data = claims.values(make_tables(world, noise=0))
+    data = values(make_tables(world, noise=0))
     early, late = claims.threshold_trend(data)
     assert late.effect == pytest.approx(0.02 * math.log(20))
     assert early.effect == pytest.approx(0)
@@ -214,7 +216,7 @@ def test_half_of_the_loss():
     """NoIS loses 10 points; F-NoIS wins 7 back: 2 more than half. All but half: 0."""
     for left, effect in ((0.03, 0.02), (0.05, 0.0)):
         world = {(size("nois"), "*", "end"): -0.10, (size("fnois", 50), "*", "end"): -left}
-        parts = claims.filter_alone(claims.values(make_tables(world, noise=0)))
+        parts = claims.filter_alone(values(make_tables(world, noise=0)))
         assert [p.kind for p in parts] == ["premise", "ratio"] * 2
         assert parts[1].effect == pytest.approx(effect, abs=1e-12)
 
@@ -310,14 +312,14 @@ def test_traffic_without_iterations_goes_by_the_average():
     ],
 )
 def test_no_runs_are_undecided(tables, tmp_path):
-    claims.make_claims(tables, "tiny", tmp_path)
+    make_claims(tables, "tiny", tmp_path)
     table = pd.read_csv(tmp_path / "claims.csv")
     assert set(table["verdict"]) == {"undecided"}
     assert table["note"].str.startswith("missing: ").all()
 
 
 def test_one_seed_has_effects_and_no_interval():
-    table, components = claims.claim_tables(make_tables(AS_CLAIMED, seeds=(42,)))
+    table, components = claim_tables(make_tables(AS_CLAIMED, seeds=(42,)))
     table = table.set_index("claim").drop(10)
     assert set(table["verdict"]) == {"undecided"}
     assert table["effect"].notna().all() and table[["low", "high"]].isna().all(axis=None)
@@ -338,13 +340,13 @@ def test_a_missing_pair_leaves_every_open_but_not_its_failure():
 
 def test_variants_and_untrained_models_are_not_the_grid():
     tables = make_tables(AS_CLAIMED)
-    expected = claims.claim_tables(tables)[0]
+    expected = claim_tables(tables)[0]
     for change in ({"variant": "other"}, {"method": "start"}):
         more = {name: table.assign(run=table["run"] + "x") for name, table in tables.items()}
         more["runs"] = more["runs"].assign(**change)
         more["scores"] = more["scores"].assign(accuracy=0.0)
         both = {name: pd.concat([table, more[name]]) for name, table in tables.items()}
-        pd.testing.assert_frame_equal(claims.claim_tables(both)[0], expected)
+        pd.testing.assert_frame_equal(claim_tables(both)[0], expected)
 
 
 def test_tables_read_back_from_csv_say_the_same(tmp_path):
@@ -352,7 +354,7 @@ def test_tables_read_back_from_csv_say_the_same(tmp_path):
     for name, table in tables.items():
         table.to_csv(tmp_path / f"{name}.csv", index=False)
     again = {name: pd.read_csv(tmp_path / f"{name}.csv") for name in tables}  # g as a number, variant as nan
-    first, second = claims.claim_tables(tables), claims.claim_tables(again)
+    first, second = claim_tables(tables), claim_tables(again)
     pd.testing.assert_frame_equal(first[0], second[0])
     pd.testing.assert_frame_equal(first[1], second[1])
 
@@ -464,12 +466,12 @@ def test_claims_go_by_greedy_where_nothing_was_sampled():
     greedy["validation"] = found["validation"].assign(greedy=found["validation"]["sampled"], sampled=np.nan)
     scores = found["scores"]
     greedy["scores"] = scores[scores["decoding"] == "sampled"].assign(decoding="greedy")
-    (by_sampled, _), (by_greedy, _) = claims.claim_tables(found), claims.claim_tables(greedy)
+    (by_sampled, _), (by_greedy, _) = claim_tables(found), claim_tables(greedy)
     assert set(by_sampled["decoding"].dropna()) == {"sampled"}
     assert set(by_greedy["decoding"].dropna()) == {"greedy"}
     same = ["claim", "verdict", "effect", "low", "high", "needed_seeds"]
     pd.testing.assert_frame_equal(by_sampled[same], by_greedy[same])
-    assert "greedy decoding" in claims.claims_tex(by_greedy, "paper")
+    assert "greedy decoding" in claims_tex(by_greedy, "paper")
 
 
 def test_notes_say_how_much_the_filter_dropped():
@@ -478,7 +480,7 @@ def test_notes_say_how_much_the_filter_dropped():
     share = {"5": 0.3, "10": 0.2, "50": 0.004, "100": 0.0}
     shares = found["training"]["run"].map(runs).map(share).fillna(0.0)  # as a run without a filter has it
     found["training"] = found["training"].assign(filtered_foreign=shares)
-    notes = claims.claim_tables(found)[0].set_index("claim")["note"]
+    notes = claim_tables(found)[0].set_index("claim")["note"]
     assert notes[4] == "the filter dropped 0.4 % of foreign samples"
     assert notes[7] == "the filter dropped 0 to 30 % of foreign samples"
     assert notes[1] == ""
@@ -519,7 +521,7 @@ def test_interval_covers_95_percent(n):
 def test_family_of_claims_errs_in_at_most_five_percent():
     """Every method equal: of nine claims, none may hold. At length in benchmarks/claims_coverage.py."""
     draw = np.random.default_rng(0)
-    table = claims.values(make_tables(seeds=range(5)))
+    table = values(make_tables(seeds=range(5)))
     wrong = 0
     for _ in range(200):
         shared = draw.standard_normal(5)
@@ -533,7 +535,7 @@ def test_family_of_claims_errs_in_at_most_five_percent():
 
 
 def test_files(worlds, tmp_path):
-    claims.make_claims(make_tables(AS_CLAIMED), "tiny", tmp_path / "new")
+    make_claims(make_tables(AS_CLAIMED), "tiny", tmp_path / "new")
     assert {path.name for path in (tmp_path / "new").iterdir()} == {
         "claims.csv",
         "claims_components.csv",
@@ -568,8 +570,8 @@ def test_files(worlds, tmp_path):
 
 
 def test_open_claims_have_a_readable_table():
-    table, _ = claims.claim_tables(make_tables(AS_CLAIMED, seeds=(1,)))
-    text = claims.claims_tex(table, "smoke")
+    table, _ = claim_tables(make_tables(AS_CLAIMED, seeds=(1,)))
+    text = claims_tex(table, "smoke")
     assert "nan" not in text and "--" in text
 
 

@@ -11,10 +11,11 @@ import pandas as pd
 import pytest
 from pandas.testing import assert_frame_equal
 
-from ftis.papers.ftis.claims import make_claims
+from ftis.papers.ftis.claim_tables import make_claims
+from ftis.papers.ftis.table2 import table2
 from ftis.study.economics import make_economics
-from ftis.study.exact.exact import TABLES, findings
-from ftis.study.paper import table2
+from ftis.study.exact.findings import findings
+from ftis.study.exact.tables import TABLES
 from ftis.study.tidy import read_tidy
 
 PUBLISHED = Path(__file__).parents[2] / "paper_figures/published"

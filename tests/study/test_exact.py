@@ -13,11 +13,12 @@ import torch
 from ftis.method.methods import METHODS
 from ftis.method.objective import group_advantages, grpo_loss
 from ftis.method.readings import Readings
-from ftis.study import plots
-from ftis.study.exact import exact
+from ftis.study import style
+from ftis.study.exact import cases, findings, make, problems, training
+from ftis.study.exact.cases import Case, cosine, measures
 from ftis.study.exact.enumerable import (
+    Enumerated,
     Part,
-    Problem,
     advantage_table,
     completions,
     group_moments,
@@ -29,15 +30,9 @@ from ftis.study.exact.enumerable import (
     token_logps,
     true_gradient,
 )
-from ftis.study.exact.exact import (
-    Case,
-    at_distance,
-    crossing,
-    estimator_moments,
-    expert,
-    make_problem,
-    measures,
-)
+from ftis.study.exact.findings import crossing
+from ftis.study.exact.problems import at_distance, expert, make_problem
+from ftis.study.exact.tables import estimator_moments
 
 UNFILTERED = [name for name, method in METHODS.items() if not method.filtered]
 ROOT_HALF = math.sqrt(0.5)
@@ -66,7 +61,7 @@ def objective(method, **fields):
 def coin():
     """One token, heads or tails at even odds, tails is right."""
     tokens, prefix = completions(2, 1)
-    return Problem(tokens, prefix, torch.tensor([0.0, 1.0]).double(), torch.zeros(1, 2).double())
+    return Enumerated(tokens, prefix, torch.tensor([0.0, 1.0]).double(), torch.zeros(1, 2).double())
 
 
 def test_completions_and_prefixes():
@@ -138,16 +133,15 @@ def test_completions_left_out_have_no_update_and_count_in_advantages():
 def test_standard_errors_of_a_mean_are_its_own(monkeypatch):
     values = [0.1, 0.5, 0.2, 0.6]
     rows = {"exact": pd.DataFrame({"problem": range(4), "kind": "peer", "worth": values})}
-    monkeypatch.setattr(exact, "TABLES", {"exact": (None, ("kind",), ())})
-    monkeypatch.setattr(exact, "PROBLEMS", 4)
+    monkeypatch.setattr(findings, "TABLES", {"exact": (None, ("kind",), ())})
 
     def found(tables):
         value = tables["exact"]["worth"].iloc[0]
         named = {"topic": "noise", "finding": f"best is {value > 0.3}", "where": "", "value": value}
         return pd.DataFrame([{**named, "finding": "mean"}, named])
 
-    monkeypatch.setattr(exact, "findings", found)
-    mean, best = exact.standard_errors(rows, found({"exact": pd.DataFrame({"worth": [sum(values) / 4]})}))
+    monkeypatch.setattr(findings, "findings", found)
+    mean, best = findings.standard_errors(rows, found({"exact": pd.DataFrame({"worth": [sum(values) / 4]})}))
     assert mean == pytest.approx(pd.Series(values).sem())
     assert math.isnan(best)  # without 0.6 the mean is below 0.3
 
@@ -175,7 +169,7 @@ def test_scores_average_to_nothing():
     assert score_sum(problem, chance[None]).abs().max() < 1e-13
 
 
-@pytest.mark.parametrize("kind", exact.KINDS)
+@pytest.mark.parametrize("kind", problems.KINDS)
 def test_a_foreign_generator_is_as_far_as_asked(kind):
     problem = make_problem(1)
     for distance in (0.03, 4.0):
@@ -187,7 +181,7 @@ def test_a_foreign_generator_is_as_far_as_asked(kind):
 def test_kinds_are_what_they_are_called():
     problem = make_problem(1)
     chance = {
-        kind: success(problem, at_distance(problem, expert(problem, kind, 1), 0.3)) for kind in exact.KINDS
+        kind: success(problem, at_distance(problem, expert(problem, kind, 1), 0.3)) for kind in problems.KINDS
     }
     assert chance["weaker"] < success(problem, problem.theta) < chance["stronger"]
 
@@ -205,14 +199,14 @@ def test_on_ones_own_samples_every_unfiltered_method_is_alone(method):
 def test_alone_has_the_direction_of_the_true_gradient():
     problem = small()
     moments = group_moments(objective("alone"), problem, [Part(own(problem), 4, True)])
-    assert exact.cosine(moments.mean, true_gradient(problem)) == pytest.approx(1, abs=1e-12)
+    assert cosine(moments.mean, true_gradient(problem)) == pytest.approx(1, abs=1e-12)
 
 
 def test_only_an_uncapped_weight_per_sequence_is_unbiased():
     problem = small()
     part = Part(foreign(problem, 0.5), 4, False)
     cosines = {
-        (level, cap): exact.cosine(
+        (level, cap): cosine(
             group_moments(
                 objective("tis", cap=cap, readings=Readings(weight_level=level)), problem, [part]
             ).mean,
@@ -246,12 +240,12 @@ def test_estimators_of_the_true_kl():
 
 
 def test_gain_at_a_learning_rate_is_the_slope_of_the_reward(monkeypatch):
-    monkeypatch.setattr(exact, "STEP", 1e-5)
+    monkeypatch.setattr(cases, "STEP", 1e-5)
     problem = small()
     case = Case("test", "ftis", 0.3)
-    alone = group_moments(objective("alone"), problem, [Part(own(problem), exact.GROUP, True)])
-    lone = measures(Case("test", "alone", nodes=1), problem, [(alone, exact.PROMPTS)], alone)
-    groups = exact.case_groups(case, problem, [foreign(problem, 0.5)], {})
+    alone = group_moments(objective("alone"), problem, [Part(own(problem), cases.GROUP, True)])
+    lone = measures(Case("test", "alone", nodes=1), problem, [(alone, cases.PROMPTS)], alone)
+    groups = cases.case_groups(case, problem, [foreign(problem, 0.5)], {})
     found = measures(case, problem, groups, alone)
     assert lone["relative_bias"] == 0 and lone["sd"] == lone["progress_lr"] == 1
     assert found["gain_lr"] / lone["gain_lr"] == pytest.approx(found["progress_lr"], rel=1e-4)
@@ -347,31 +341,32 @@ def test_three_nodes_against_sampling():
 def test_expected_training_alone_learns_and_follows_the_gradient():
     problem = small()
     case = Case("test", "alone")
-    nodes = list(exact.train(problem, [problem.theta, problem.theta], case))
+    nodes = list(training.train_expected(problem, [problem.theta, problem.theta], case))
     first, second = nodes[0][0], nodes[1][0]
-    assert exact.cosine(second.theta - first.theta, true_gradient(first)) == pytest.approx(1, abs=1e-12)
+    assert cosine(second.theta - first.theta, true_gradient(first)) == pytest.approx(1, abs=1e-12)
     assert torch.equal(nodes[-1][0].theta, nodes[-1][1].theta)
     assert success(problem, nodes[-1][0].theta) > success(problem, problem.theta) + 0.2
 
 
 def test_make_exact_writes_everything(tmp_path, monkeypatch):
-    for name, value in {"PROBLEMS": 1, "ITERATIONS": 10, "DISTANCES": (0.0, 1.0, 2.0)}.items():
-        monkeypatch.setattr(exact, name, value)
-    monkeypatch.setattr(exact, "make_problem", lambda seed, chances: small(seed))
+    monkeypatch.setattr(problems, "PROBLEMS", 1)
+    monkeypatch.setattr(problems, "DISTANCES", (0.0, 1.0, 2.0))
+    monkeypatch.setattr(training, "ITERATIONS", 10)
+    monkeypatch.setattr(problems, "make_problem", lambda seed, chances: small(seed))
     # Every figure is drawn, one is written out: that takes most of the time.
     blank = {"pdf": b"", "png": b""}
     monkeypatch.setattr(
-        exact,
+        make,
         "rendered",
         lambda name, figure: (
-            plots.rendered(name, figure)
+            style.rendered(name, figure)
             if name == "exact_kl"
             else {f"{name}.{suffix}": content for suffix, content in blank.items()}
         ),
     )
-    exact.make_exact(tmp_path)
+    make.make_exact(tmp_path)
     names = {path.name for path in tmp_path.iterdir()}
-    figures = {f"{name}.{suffix}" for name in exact.FIGURES for suffix in ("pdf", "png")}
+    figures = {f"{name}.{suffix}" for name in make.FIGURES for suffix in ("pdf", "png")}
     assert names == figures | {
         f"exact{part}.csv" for part in ("", "_kl", "_halves", "_training", "_findings")
     } | {"provenance.json"}

@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from ftis.papers.ftis.report import make_report
 from ftis.study.plots import make_figure
-from ftis.study.report.page import make_report
 from ftis.study.report.parts import by_difference, number, points, short
 from ftis.suite.suite import Suite
 from tests.written_runs import write_run

@@ -11,7 +11,7 @@ import pytest
 
 from ftis.config import RUN_CONFIG
 from ftis.errors import UserError
-from ftis.papers.ftis.claims import make_claims
+from ftis.papers.ftis.claim_tables import make_claims
 from ftis.runs.answers import BenchmarkSpec, Sampling, generate, run_subjects, start_subjects
 from ftis.runs.scores import score
 from ftis.runs.train import train
@@ -19,7 +19,7 @@ from ftis.settings import parse
 from ftis.study import ablation
 from ftis.study.answers import DIFFERING, disagreements
 from ftis.study.economics import make_economics
-from ftis.study.paper import load_scores, run_columns
+from ftis.study.runs import load_scores, run_columns
 from ftis.study.tidy import make_tidy, read_tidy
 from ftis.suite.suite import Suite
 from ftis.tasks.problems import Dataset

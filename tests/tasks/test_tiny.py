@@ -13,8 +13,8 @@ from pydantic import TypeAdapter
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
 from ftis.errors import UserError
+from ftis.files import write_folder
 from ftis.model.loading import load_tokenizer
-from ftis.provenance import write_folder
 from ftis.runs.state import remove_partial
 from ftis.settings import parse
 from ftis.tasks.tiny import problems as tiny_data
@@ -229,7 +229,7 @@ def test_half_a_folder_is_left_by_no_error_and_after_a_kill_by_no_later_write(tm
         raise KeyboardInterrupt
     assert not list(tmp_path.iterdir())
 
-    kill = "import os, sys\nfrom ftis.provenance import write_folder\nfrom pathlib import Path\n"
+    kill = "import os, sys\nfrom ftis.files import write_folder\nfrom pathlib import Path\n"
     kill += "with write_folder(Path(sys.argv[1])): os.kill(os.getpid(), 9)"
     assert subprocess.run([sys.executable, "-c", kill, out], check=False).returncode == -9
     (left,) = tmp_path.iterdir()

@@ -16,8 +16,8 @@ from typing import Any
 
 from ftis.config import RunConfig, recipe_hash
 from ftis.errors import UserError
+from ftis.files import write_json
 from ftis.orphans import die_with
-from ftis.provenance import write_json
 from ftis.runs import state
 from ftis.runs.folder import RunFolder
 from ftis.runs.processes.membership import Roll, agree

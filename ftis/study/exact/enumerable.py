@@ -29,7 +29,7 @@ from ftis.method.readings import Readings
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class Enumerated:
     """A prompt: every completion of it, which are right, and the policy that learns."""
 
     tokens: Tensor
@@ -59,7 +59,7 @@ def completions(vocabulary: int, length: int) -> tuple[Tensor, Tensor]:
     return tokens, prefix
 
 
-def token_logps(problem: Problem, logits: Tensor) -> Tensor:
+def token_logps(problem: Enumerated, logits: Tensor) -> Tensor:
     """log pi of every token of every completion, (S, L)."""
     return logits.log_softmax(-1).flatten()[problem.cell]
 
@@ -69,12 +69,12 @@ def kl(p_SL: Tensor, q_SL: Tensor) -> float:
     return float((p_SL.sum(-1).exp() * (p_SL - q_SL).sum(-1)).sum())
 
 
-def success(problem: Problem, logits: Tensor) -> float:
+def success(problem: Enumerated, logits: Tensor) -> float:
     """J, the expected reward: chance that a completion is right."""
     return float(token_logps(problem, logits).sum(-1).exp() @ problem.rewards)
 
 
-def score_sum(problem: Problem, weights_KSL: Tensor) -> Tensor:
+def score_sum(problem: Enumerated, weights_KSL: Tensor) -> Tensor:
     """sum over completions y and tokens t of weight(y, t) grad log pi_theta(y_t | prefix), (K, H, V).
 
     For a softmax that gradient is e_token - pi(. | prefix) in the row of the prefix and 0 elsewhere.
@@ -85,7 +85,7 @@ def score_sum(problem: Problem, weights_KSL: Tensor) -> Tensor:
     return table - problem.theta.softmax(-1) * table.sum(-1, keepdim=True)
 
 
-def true_gradient(problem: Problem) -> Tensor:
+def true_gradient(problem: Enumerated) -> Tensor:
     """grad J = E[reward grad log pi(y)], (H, V)."""
     logp = token_logps(problem, problem.theta)
     weights = (logp.sum(-1).exp() * problem.rewards)[:, None].expand_as(logp)
@@ -148,7 +148,7 @@ def advantage_table(size: int, readings: Readings) -> Tensor:
     return table
 
 
-def update_weights(objective: Objective, problem: Problem, part: Part) -> Tensor:
+def update_weights(objective: Objective, problem: Enumerated, part: Part) -> Tensor:
     """Factor of grad log pi_theta(token) in a completion's update a unit of its advantage's size, (S, L).
 
     One call of the project's loss over all completions, right ones with an advantage of 1, others with -1.
@@ -166,7 +166,7 @@ def update_weights(objective: Objective, problem: Problem, part: Part) -> Tensor
 
 
 def group_moments(
-    objective: Objective, problem: Problem, parts: Sequence[Part], variance: bool = True
+    objective: Objective, problem: Enumerated, parts: Sequence[Part], variance: bool = True
 ) -> Moments:
     """Expectation and mean squared norm of the summed update of a group that `parts` sample together.
 

@@ -1,4 +1,4 @@
-"""Draws the exact study from the tables of `ftis.study.exact.exact`, with the methods' colours and markers of `ftis.study.plots`.
+"""Draws the exact study from the tables of `ftis.study.exact.tables`, with the methods' colours and markers.
 
 Distances stand evenly spaced on the axes, so that 0 has its place and near ones are told apart.
 """
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from ftis.method.kl import KL_ESTIMATORS
 from ftis.method.methods import METHODS, PAPER, unfiltered
-from ftis.study.plots import finish, shade
+from ftis.study.style import finish, shade
 
 TITLES = {
     "weaker": "Weaker foreign node",
@@ -149,10 +149,10 @@ def filter_map(data: pd.DataFrame) -> Figure:
     """Gain with minus without the filter, over distance and g."""
     plain = data[data["block"] == "methods"].set_index(["kind", "distance", "method"])["progress_norm"]
     table = data[data["block"] == "threshold"].copy()
-    without = [plain[kind, d, m[1:]] for kind, d, m in table[["kind", "distance", "method"]].values]
+    without = [plain[kind, d, unfiltered(m)] for kind, d, m in table[["kind", "distance", "method"]].values]
     table["change"] = table["progress_norm"] - without
     kinds, methods = list(TITLES), list(table["method"].unique())
-    figure, axes = panels(len(methods), kinds, 6.6)
+    figure, axes = panels(len(methods), kinds, 6.6 * (len(methods) / 3))
     # Not to the extremes: a few large changes far away would leave the rest white.
     norm = TwoSlopeNorm(0, -0.06, 0.06)
     for row, method in zip(axes, methods, strict=True):
@@ -275,7 +275,7 @@ def training(data: pd.DataFrame) -> Figure:
     """Reward over iterations of expected updates."""
     starts = list(data[["kind", "start"]].drop_duplicates().itertuples(index=False))
     figure = Figure(figsize=(2.3 * len(starts), 7.4))
-    axes = list(figure.subplots(3, len(starts), sharey="row", sharex=True))
+    axes = list(figure.subplots(3, len(starts), sharey="row", sharex=True, squeeze=False))
     shown = (("learner", False), ("learner", True), ("stronger", True))
     for row, (role, against_alone) in zip(axes, shown, strict=True):
         for axis, (kind, start) in zip(row, starts, strict=True):
@@ -283,7 +283,7 @@ def training(data: pd.DataFrame) -> Figure:
             curves = part.pivot(index="step", columns="method", values="reward")
             if against_alone:
                 curves = curves.sub(curves["alone"], axis=0)
-            for method in METHODS:
+            for method in (name for name in METHODS if name in curves):
                 width = {"linewidth": 2.8} if method == "alone" else {}
                 axis.plot(curves.index, curves[method], **look(method, markersize=3.5, **width))
             if row is axes[0]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -193,6 +193,9 @@ def setup_place(method: str, setup: str) -> int:
     return method_place(method) if method in ("start", "alone") else 2 + [*setups, setup].index(setup)
 
 
+EACH_BY_ITSELF = "Each by its own 95 % interval: of twenty that don't differ, about one is told apart."
+
+
 def by_difference(rows: Sequence[tuple[str, str, float, float, float]], reference: str) -> str:
     """Rows (series, model, difference, low, high) sorted by what their 95 % intervals tell, as sentences."""
     if not rows:
@@ -221,6 +224,18 @@ def any_table(frame: pd.DataFrame, caption: str = "") -> Table:
         frame = frame.assign(method=frame["method"].map(method_name))
     rows = [[number(cell) for cell in row] for row in frame.astype(object).to_numpy()]
     return Table([head[:1].upper() + head[1:] for head in heads], rows, caption)
+
+
+@dataclass(frozen=True)
+class Words:
+    """What a paper says, for the sections that set a tier's results beside it."""
+
+    figures: Mapping[str, tuple[str, str]]
+    """Of each figure: where to look, and what the paper says of its own. What ours shows is computed."""
+    references: tuple[str, ...]
+    """The series that the others of a figure are compared with: the first of these that it has."""
+    claims: str
+    """What the caption of its claims has to say of their effects."""
 
 
 # ---------------------------------------------------------------- inputs

@@ -21,7 +21,7 @@ from typing import Literal
 from pydantic import Field
 
 from ftis.errors import UserError
-from ftis.provenance import write_folder
+from ftis.files import write_folder
 from ftis.settings import settings, to_dict
 from ftis.tasks.tiny.problems import (
     LARGEST,

@@ -30,7 +30,7 @@ from ftis.swarm.message import BYTES_A_TOKEN, Message, Rollouts, decode, encode,
 from ftis.swarm.share import owner
 from ftis.tasks.problems import Dataset, load_problems
 from ftis.tasks.prompts import encode_prompt
-from ftis.tasks.tiny.models import DataSettings, TinyModel, make_data, make_tokenizer, warm_start
+from ftis.tasks.tiny.models import DataSettings, TinyModel, make_data, make_model, make_tokenizer
 
 NODES = (2, 4, 8, 16)
 RUN = bytes(8)
@@ -131,7 +131,7 @@ def main() -> None:
         root = Path(scratch)
         make_tokenizer(root / "tok")
         make_data(root / "data", DataSettings(train=256, validation=64, ood=32))
-        warm_start(TinyModel(size="xs", style="base", steps=400), 1, root / "tok", root / "data", root / "xs")
+        make_model(TinyModel(size="xs", style="base", steps=400), 1, root / "tok", root / "data", root / "xs")
         tiny = Dataset(name="tiny", path=str(root / "data/train.jsonl"))
         rollouts, vocab, stops = sample(root / "xs", tiny, "tiny-v1", 48, 12, 48)
         results["XS"] = measure(rollouts, vocab, stops, 48)

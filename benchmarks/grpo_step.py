@@ -166,7 +166,7 @@ def shaped(name: str, folder: Path, warm_steps: int = 0) -> str:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from ftis.tasks.tiny.models import EOS, TinyModel, build_model, make_tokenizer, vocabulary, warm_start
+    from ftis.tasks.tiny.models import EOS, TinyModel, build_model, make_model, make_tokenizer, vocabulary
 
     if (folder / "warm.json").exists():
         return str(folder)
@@ -177,7 +177,7 @@ def shaped(name: str, folder: Path, warm_steps: int = 0) -> str:
         held_out.mkdir(exist_ok=True)
         for part in ("validation", "ood"):
             (held_out / f"{part}.jsonl").write_text("".join(json.dumps(q) + "\n" for q in questions(64)))
-        warm_start(TinyModel(size=name, style="base", steps=warm_steps), 0, folder, held_out, folder)
+        make_model(TinyModel(size=name, style="base", steps=warm_steps), 0, folder, held_out, folder)
         return str(folder)
     if name != "10m":
         build_model(name).save_pretrained(folder)

@@ -21,7 +21,7 @@ from ftis.config import Validation
 from ftis.runs.train import train
 from ftis.suite.suite import Suite
 from ftis.tasks.problems import Dataset
-from ftis.tasks.tiny.models import make_data, make_tokenizer, warm_start
+from ftis.tasks.tiny.models import make_data, make_model, make_tokenizer
 
 SEEDS = (42, 1, 2)
 
@@ -39,7 +39,7 @@ def main() -> None:
         rows = []
         for seed in SEEDS:
             began = time.process_time()
-            warm_start(tier.models["base_small"].tiny, seed, root / "tok", root / "data", root / f"m{seed}")
+            make_model(tier.models["base_small"].tiny, seed, root / "tok", root / "data", root / f"m{seed}")
             warm = time.process_time() - began
             node = replace(base.nodes[0], model=str(root / f"m{seed}"), revision=None, device="cpu")
             config = replace(

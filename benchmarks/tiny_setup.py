@@ -38,7 +38,7 @@ from ftis.runs.train import train
 from ftis.suite.suite import Suite
 from ftis.tasks.grading.verdict import grade_many
 from ftis.tasks.problems import Dataset, load_problems
-from ftis.tasks.tiny.models import make_data, make_tokenizer, warm_start
+from ftis.tasks.tiny.models import make_data, make_model, make_tokenizer
 
 SEEDS = (1001, 1002)
 WARM = ((0.02, 1500, 1235), (0.04, 1500, 1235), (0.04, 2000, 1425))
@@ -79,7 +79,7 @@ def warm(root: Path, role: str, seed: int, other_share: float, steps: int) -> di
     model = replace(model, other_share=other_share, steps=steps)
     out = made(root, role, seed, other_share, steps)
     if not (out / "warm.json").exists():
-        warm_start(model, seed, root / "tok", root / "data", out)
+        make_model(model, seed, root / "tok", root / "data", out)
     policy = load_policy(str(out), device="cpu")
     return {
         "role": role,

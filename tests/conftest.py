@@ -48,14 +48,14 @@ def tiny(tmp_path_factory) -> Path:
     answers is right, and coder/, which writes the format. Both are another processor's own."""
     import torch
 
-    from ftis.tasks.tiny.models import DataSettings, TinyModel, make_data, make_tokenizer, warm_start
+    from ftis.tasks.tiny.models import DataSettings, TinyModel, make_data, make_model, make_tokenizer
 
     torch.set_num_threads(THREADS)
     root = tmp_path_factory.mktemp("tiny")
     make_tokenizer(root / "tok")
     make_data(root / "data", DataSettings(train=256, validation=64, ood=32))
     for style, steps in (("base", 700), ("coder", 200)):
-        warm_start(
+        make_model(
             TinyModel(size="xs", style=style, steps=steps), SEED, root / "tok", root / "data", root / style
         )
     return root

@@ -146,7 +146,7 @@ def warm_start(arguments: argparse.Namespace) -> None:
             if model.tiny is not None:
                 tokenizer = arguments.tokenizer or Path("results", tier, "models", "tokenizer")
                 data = arguments.data or Path("results", tier, "data")
-                tiny.warm_start(settings, seed, tokenizer, data, out, show)
+                tiny.make_model(settings, seed, tokenizer, data, out, show)
                 return
             use_threads(Suite.load().resources(tier, "warm_start").threads)
             where, revision = source_of(model)

@@ -311,7 +311,7 @@ def test_training_learns_and_resumes(tmp_path, monkeypatch):
     tiny.make_tokenizer(tmp_path / "tok")
     tiny.make_data(tmp_path / "data", tiny.DataSettings(train=256, validation=64, ood=32))
     base = tiny.TinyModel(size="xs", style="base", steps=400)
-    tiny.warm_start(base, 1, tmp_path / "tok", tmp_path / "data", tmp_path / "base")
+    tiny.make_model(base, 1, tmp_path / "tok", tmp_path / "data", tmp_path / "base")
     model = str(tmp_path / "base")
     lora = {"r": 8, "alpha": 16, "target_modules": "all-linear"}
     (tmp_path / "problem.jsonl").write_text(learnable(tmp_path / "base", tmp_path / "data/train.jsonl"))

@@ -26,10 +26,10 @@ from ftis.tasks.tiny.models import (
     _Muon,
     build_model,
     examples,
+    make_model,
     make_tokenizer,
     render,
     vocabulary,
-    warm_start,
 )
 from ftis.tasks.tiny.problems import LARGEST, DataSettings, make_data, make_problem
 
@@ -197,7 +197,7 @@ def test_warm_start_follows_from_its_seed_and_loads(folder):
     settings = TinyModel(size="xs", style="coder", steps=5)
     seen = []
     started = [
-        warm_start(
+        make_model(
             settings, seed, folder / "tokenizer", folder / "data", folder / name, lambda *s: seen.append(s)
         )
         for seed, name in ((1, "one"), (1, "one"), (2, "two"))
@@ -243,7 +243,7 @@ def test_half_a_folder_is_left_by_no_error_and_after_a_kill_by_no_later_write(tm
 
 def test_errors_say_what_to_do(folder, tmp_path):
     with pytest.raises(UserError, match="tiny-data"):
-        warm_start(
+        make_model(
             TinyModel(size="xs", style="base", steps=1), 0, folder / "tokenizer", tmp_path, tmp_path / "m"
         )
     with pytest.raises(UserError, match="unknown key"):

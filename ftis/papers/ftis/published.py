@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pandas as pd
 
 from ftis.errors import UserError
-
-PAPER_VALUES = Path(__file__).parents[3] / "workflow" / "config" / "paper_values.csv"
+from ftis.suite.suite import Suite
 
 
 def paper_values() -> pd.DataFrame:
@@ -18,9 +15,10 @@ def paper_values() -> pd.DataFrame:
     seed (the summary this project started from). Table 2's numbers are fractions. `headline` holds
     the gains stated in the summary beside what Table 2 gives for the row whose gain is nearest.
     """
+    path = Suite.load().folder / "paper_values.csv"
     try:
-        return pd.read_csv(PAPER_VALUES, dtype=str, keep_default_na=False)
+        return pd.read_csv(path, dtype=str, keep_default_na=False)
     except FileNotFoundError:
         raise UserError(
-            f"{PAPER_VALUES}: no such file; it is part of the repository: `git checkout -- {PAPER_VALUES}`"
+            f"{path}: no such file; it is part of the suite: copy it from the repository"
         ) from None

@@ -34,7 +34,7 @@ from ftis.tasks.tiny.problems import (
     make_problem,
 )
 
-__all__ = ["DataSettings", "TinyModel", "make_data", "make_tokenizer", "warm_start"]
+__all__ = ["DataSettings", "TinyModel", "make_data", "make_model", "make_tokenizer"]
 
 # -------------------------------------------------------------------------------------------- solutions
 
@@ -201,7 +201,7 @@ def build_model(size: str):
     return model
 
 
-def warm_start(
+def make_model(
     settings: TinyModel,
     seed: int,
     tokenizer: Path,

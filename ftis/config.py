@@ -20,14 +20,14 @@ from ftis.errors import UserError
 from ftis.method.methods import METHODS, refuse_unknown
 from ftis.method.readings import Readings
 from ftis.model.lora import Lora
-from ftis.settings import one_of, parse, read_yaml, replaced, resolve_reference, settings, to_dict
+from ftis.settings import OneOf, parse, read_yaml, replaced, resolve_reference, settings, to_dict
 from ftis.tasks.grading.verdict import FORMATS
 from ftis.tasks.problems import Dataset
 from ftis.tasks.prompts import PROMPTS
 
-MethodName = one_of("method", METHODS)
-PromptName = one_of("prompt", PROMPTS)
-RewardShape = one_of("format", FORMATS)
+MethodName = Annotated[str, OneOf("method", METHODS)]
+PromptName = Annotated[str, OneOf("prompt", PROMPTS)]
+RewardShape = Annotated[str, OneOf("format", FORMATS)]
 
 
 @settings

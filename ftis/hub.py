@@ -59,7 +59,7 @@ def load_model(model: str, revision: str | None) -> str:
     if not has_model(model, revision):
         require_hub(model, "model", "config.json", revision)
     try:
-        folder = snapshot_download(model, revision=revision, allow_patterns=FILES)
+        folder = snapshot_download(model, revision=revision, allow_patterns=list(FILES))
     except Exception as error:  # noqa: BLE001  the library raises a different type for each way the hub can fail
         reason = f"{type(error).__name__}: {str(error)[:200]}"
         raise UserError(no_copy("model", model, reason)) from None

@@ -5,30 +5,53 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
+from dataclasses import dataclass as plain_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, TypeVar, cast, dataclass_transform
 
 import yaml
-from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError, WithJsonSchema
+from pydantic import (
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic.dataclasses import dataclass
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import no_info_after_validator_function
 
 from ftis.errors import UserError, unknown
 
-settings = dataclass(
-    frozen=True, kw_only=True, config=ConfigDict(extra="forbid", use_attribute_docstrings=True)
-)
+Class = TypeVar("Class")
 
 
-def one_of(kind: str, names: Collection[str]) -> Any:
-    """The type of a setting that names an entry of a registry: checked against what is registered when it is read, so
-    that a new entry is one line."""
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(Field,))
+def settings(cls: type[Class]) -> type[Class]:
+    """Make a class of fields with their docstrings a settings class: frozen, and without room for an unknown key."""
+    config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    return cast(type[Class], dataclass(frozen=True, kw_only=True, config=config)(cls))
 
-    def known(value: str) -> str:
-        if value not in names:
-            raise ValueError(str(unknown(kind, value, names)))
+
+@plain_dataclass(frozen=True)
+class OneOf:
+    """Of the type of a setting, Annotated[str, OneOf(...)]: it names an entry of a registry, and is checked against what
+    is registered when it is read, so that a new entry is one line."""
+
+    kind: str
+    names: Collection[str]
+
+    def check(self, value: str) -> str:
+        if value not in self.names:
+            raise ValueError(str(unknown(self.kind, value, self.names)))
         return value
 
-    return Annotated[str, AfterValidator(known), WithJsonSchema({"type": "string", "enum": list(names)})]
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"type": "string", "enum": list(self.names)}
 
 
 def parse(adapter: TypeAdapter, data: Any, where: str) -> Any:

@@ -9,12 +9,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from safetensors import SafetensorError
-
 from ftis import __version__, logs
 from ftis.cli import jobs, verbs
 from ftis.cli.options import Command
-from ftis.errors import UserError
+from ftis.errors import UserError, missing
 
 PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.ENOTCONN, errno.EHOSTDOWN}
 """Errors of a file system on a network that may be gone when the job is tried again."""
@@ -52,7 +50,12 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1 if error.errno in PASSING else 2
-    except SafetensorError as error:  # what it makes of an OSError, too
+    except ModuleNotFoundError as error:
+        if (remedy := missing(error)) is None:
+            raise
+        print(f"error: {remedy}", file=sys.stderr)
+        return remedy.exit_code
+    except _weights_error() as error:  # what it makes of an OSError, too
         print(
             f"error: weights can't be written or read: {error}; check the path and the disk", file=sys.stderr
         )
@@ -60,6 +63,11 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def _weights_error() -> type[Exception] | tuple[()]:
+    """safetensors' own error, where it has been imported."""
+    return getattr(sys.modules.get("safetensors"), "SafetensorError", ())
 
 
 def parser() -> argparse.ArgumentParser:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -158,6 +159,8 @@ def suite_init(arguments: argparse.Namespace) -> None:
 
     for path in copy_suite(arguments.folder):
         print(path)
+    there = "" if arguments.folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(arguments.folder))} && "
+    print(f"next, the whole paper on tiny models, in minutes: {there}snakemake -c2")
 
 
 COMMANDS = (

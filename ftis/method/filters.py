@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from ftis.method.kl import KL_ESTIMATORS, sequence_kl
 
@@ -43,6 +43,8 @@ class Dropped:
 
 class Filter(Protocol):
     """Any frozen dataclass that decides which completions are left out; its fields are the filter's own parameters."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
     def __call__(self, seen: Seen) -> Dropped: ...
 

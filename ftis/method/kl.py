@@ -7,7 +7,7 @@ torch: settings are checked against these registries, and settings are read befo
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +30,7 @@ KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 # From a completion's summed tokens (N,), its length (N,) and the length of its group's longest completion (N,).
-KL_REDUCTIONS: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
+KL_REDUCTIONS: dict[str, Callable[[Tensor, Tensor, Any], Tensor]] = {
     "sum": lambda total, length, width: total,
     "mean": lambda total, length, width: total / length.clamp(min=1),
     # over the width of the padded group, as a mean over a padded tensor gives it

@@ -115,7 +115,7 @@ def refuse_unknown(method: Method, given: Mapping[str, Any]) -> None:
         raise UserError(f"parameters.{other[0]}: {method.label} has no such parameter; it has {known}")
 
 
-Part = TypeVar("Part")
+Part = TypeVar("Part", Weighting, Filter)
 
 
 def filled(part: Part, given: Mapping[str, Any]) -> Part:

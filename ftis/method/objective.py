@@ -8,7 +8,7 @@ right-padded; `mask` (N, T) is True on real tokens. A group is the G completions
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -70,7 +70,7 @@ class Objective:
         """
         readings = readings or Readings()
         parameters = dict(parameters or {})
-        given = {f.name: getattr(readings, f.name) for f in fields(readings)}
+        given = dict(vars(readings))
         given |= (
             {"eps": eps, "cap": cap} | ({} if threshold is None else {"threshold": threshold}) | parameters
         )
@@ -114,6 +114,8 @@ def grpo_loss(
     logp = torch.where(mask, logp, 0.0)
     logp_gen = torch.where(mask, logp_gen, 0.0)
     if readings.clip_reference == "iteration_start":
+        if logp_start is None:
+            raise ValueError("clip_reference: iteration_start needs logp_start")
         start = torch.where(mask, logp_start, 0.0)
         log_ratio = start - logp_gen
     else:

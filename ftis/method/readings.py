@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 from pydantic_core import ArgsKwargs
 
 from ftis.method.filters import FILTER_RULES
 from ftis.method.kl import KL_ESTIMATORS, KL_REDUCTIONS
-from ftis.settings import one_of, settings
+from ftis.settings import OneOf, settings
 
-FilterRule = one_of("filter rule", FILTER_RULES)
-KlEstimator = one_of("KL estimator", KL_ESTIMATORS)
-KlReduction = one_of("reduction", KL_REDUCTIONS)
+FilterRule = Annotated[str, OneOf("filter rule", FILTER_RULES)]
+KlEstimator = Annotated[str, OneOf("KL estimator", KL_ESTIMATORS)]
+KlReduction = Annotated[str, OneOf("reduction", KL_REDUCTIONS)]
 
 
 @settings

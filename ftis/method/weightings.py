@@ -8,7 +8,7 @@ Nothing here imports torch, since settings are checked against the methods.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from ftis.method.kl import MAX_LOG_RATIO
 from ftis.method.readings import Readings
@@ -57,6 +57,8 @@ class Terms:
 
 class Weighting(Protocol):
     """Any frozen dataclass that turns `Terms` into the maximised term of each token, (N, T)."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
     def __call__(self, t: Terms) -> Tensor: ...
 

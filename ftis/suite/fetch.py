@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,6 +12,8 @@ from ftis.suite.suite import Suite
 from ftis.suite.tiers import local_models
 from ftis.tasks.problems import Dataset, fetched_file, load_problems, local_file
 
+log = logging.getLogger(__name__)
+
 Model = tuple[str, str | None]
 """Hub name and revision."""
 
@@ -19,9 +21,9 @@ Model = tuple[str, str | None]
 def fetch(tier: str) -> None:
     """Bring a tier's models and problems into the cache (HF_HOME), as far as they aren't there or local."""
     for model, revision in _models(tier):
-        print(f"{model}: {load_model(model, revision)}", file=sys.stderr)
+        log.info("%s: %s", model, load_model(model, revision))
     for dataset in _datasets(tier):
-        print(f"{dataset.name}, {dataset.split}: {len(load_problems(dataset))} problems", file=sys.stderr)
+        log.info("%s, %s: %s problems", dataset.name, dataset.split, len(load_problems(dataset)))
 
 
 def require_fetched(tiers: Iterable[str]) -> None:

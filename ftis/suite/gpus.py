@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import re
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +18,8 @@ from pathlib import Path
 
 from ftis.errors import UserError
 from ftis.locks import locked
+
+log = logging.getLogger(__name__)
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 HIDDEN = ("", "-1", "NoDevFiles")
@@ -183,9 +185,6 @@ def _take(count: int, candidates: list[str], folder: Path, held: contextlib.Exit
                 held.enter_context(attempt.pop_all())
                 return tuple(taken)
         if not waiting:
-            print(
-                f"waiting for {count} of the GPUs {', '.join(candidates)}: other jobs hold them",
-                file=sys.stderr,
-            )
+            log.info("waiting for %s of the GPUs %s: other jobs hold them", count, ", ".join(candidates))
         waiting = True
         time.sleep(0.5)

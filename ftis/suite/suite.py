@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter
 
@@ -24,7 +24,7 @@ from ftis.method.methods import METHODS, PAPER
 from ftis.settings import parse, read_yaml, replaced
 from ftis.suite.grid import SINGLE, Grid, Run, Variant, matches, parse_slug
 from ftis.suite.made import made_hash
-from ftis.suite.tiers import Benchmark, Resources, Tier, source_of
+from ftis.suite.tiers import RULES, Benchmark, Resources, Tier, source_of
 
 if TYPE_CHECKING:
     from ftis.suite.plan import RunPlan
@@ -117,7 +117,7 @@ class Suite:
         """What models are called in figures, by role. Files of a run have the labels that it was made with."""
         return {role: model.label or role for role, model in self.tier(tier).models.items()}
 
-    def benchmarks(self, tier: str) -> Mapping[str, Benchmark]:
+    def benchmarks(self, tier: str) -> Mapping[Literal["id", "ood"], Benchmark]:
         """The tests of trained models, by role id and ood."""
         return self.tier(tier).benchmarks
 
@@ -281,7 +281,8 @@ class Suite:
         if source.made:
             # How it is made belongs to the recipe, so that a new warm start never goes on from an old checkpoint.
             made = model.of or role
-            where, revision = f"results/{tier}/models/{made}-s{seed}", made_hash(self, tier, made)
+            where = f"results/{tier}/models/{made}-s{seed}"
+            revision: str | None = made_hash(self, tier, made)
         else:
             where, revision = source_of(source)
         return {
@@ -293,10 +294,10 @@ class Suite:
             "learning_rate": table.learning_rate.lora if model.lora else table.learning_rate.full,
         }
 
-    def resources(self, tier: str, rule: str, run: Run | None = None) -> Resources:
+    def resources(self, tier: str, rule: RULES, run: Run | None = None) -> Resources:
         """What a rule's jobs may use; with `run` the job of that run, whose GPUs and memory may be its own."""
         found = self.tier(tier).resources.get(rule, Resources())
-        own = {}
+        own: dict[str, Any] = {}
         for field in ("gpus", "mem_mb"):
             by_pattern = getattr(found, field)
             if isinstance(by_pattern, int) or run is None:

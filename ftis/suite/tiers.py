@@ -144,6 +144,7 @@ class Tier:
 
 def source_of(model: Model) -> tuple[str, str | None]:
     """Folder or hub name that a real model is read from, and the hub's revision."""
+    assert model.model is not None, "neither made nor shared"
     where = local_models().get(model.model, model.model)
     return where, model.revision if where == model.model else None
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def completion_text(tokenizer: PreTrainedTokenizerBase, completion: Completion) -> str:
     """What is graded: the decoded completion without its stop token."""
     tokens = completion.tokens[:-1] if completion.finished else completion.tokens
-    return tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return str(tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 @dataclass(frozen=True)

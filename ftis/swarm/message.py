@@ -113,9 +113,10 @@ def encode(message: Message, vocab_size: int) -> bytes:
     r, bits = message.rollouts, id_bits(vocab_size)
     if len(r.tokens) and (r.tokens.min() < 0 or int(r.tokens.max()) >> bits):
         raise ValueError(f"token ids from {r.tokens.min()} to {r.tokens.max()} don't fit {bits} bits")
-    deflate, parts = zlib.compressobj(_LEVEL, zlib.DEFLATED, -15), []
+    deflate = zlib.compressobj(_LEVEL, zlib.DEFLATED, -15)
+    parts: list[bytes] = []
     for name, kind in _COLUMNS.items():
-        values = np.ascontiguousarray(getattr(r, name), kind)
+        values: np.ndarray = np.ascontiguousarray(getattr(r, name), kind)
         octets = values.view(np.uint8).reshape(-1, values.itemsize)
         for plane in range(_octets(name, bits)):
             # A block of its own, so that each plane has the code that suits it: two bits of 18 cost two.

@@ -174,20 +174,18 @@ class Node:
         passes: list[Pass] = []
         norms: list[float] = []
         stopped = self.stopped
-        how = {
-            "temperature": self.config.rollout.temperature,
-            "budget": self.settings.micro_batch_tokens or optim.micro_batch_tokens,
-        }
+        temperature = self.config.rollout.temperature
+        budget = self.settings.micro_batch_tokens or optim.micro_batch_tokens
         with self.phase("update"), self.sampler.updating():
             start = (
-                logprobs_now(self.policy, samples, np.flatnonzero(used), **how)
+                logprobs_now(self.policy, samples, np.flatnonzero(used), temperature, budget)
                 if readings.clip_reference == "iteration_start"
                 else None
             )
             for k, mini in enumerate(np.array_split(shuffled, optim.mini_batches)):
                 made = update(
                     self.policy, self.optimizer, self.objective, samples, advantages, mini[used[mini]],
-                    **how, clip=optim.clip, unseen=int(skipped[mini].sum()), start=start,
+                    temperature=temperature, budget=budget, clip=optim.clip, unseen=int(skipped[mini].sum()), start=start,
                 )  # fmt: skip
                 if made.broken is not None:
                     self._leave_out(step, k, made, samples, advantages)

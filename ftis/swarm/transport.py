@@ -34,7 +34,8 @@ class LocalTransport:
 
     def __init__(self) -> None:
         self.lost: Lost = {}
-        self._step, self._posted = -1, {}
+        self._step = -1
+        self._posted: dict[int, bytes] = {}
 
     def post(self, step: int, node: int, data: bytes) -> None:
         if step != self._step:

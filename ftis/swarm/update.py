@@ -88,12 +88,13 @@ def update(
     if unseen:  # their gradient is 0, which isn't none: Adam's momentum still moves
         for p in params.values():
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+    gradients = [p.grad for p in params.values() if p.grad is not None]
     trained = [p for p in params.values() if p.grad is not None]
     # The mean's denominator is known only now: what is filtered may leave it.
     count = unseen + sum(one.count for one in passes)
-    for p in trained:
-        p.grad /= max(1.0, count)
-    norm = torch.nn.utils.get_total_norm([p.grad for p in trained]) if trained else torch.zeros(())
+    for gradient in gradients:
+        gradient.div_(max(1.0, count))
+    norm = torch.nn.utils.get_total_norm(gradients) if trained else torch.zeros(())
     broken = _broken_loss(passes) or ("" if norm.isfinite() else f"gradient norm is {norm}")
     fatal = False
     if not broken:
@@ -155,7 +156,7 @@ def logprobs_now(
     policy: Policy, samples: Samples, rows: np.ndarray, temperature: float, budget: int
 ) -> dict[int, np.ndarray]:
     """Log-probs (length,) of each of the completions `rows` under the policy as it is, by sample."""
-    found = {}
+    found: dict[int, np.ndarray] = {}
     for batch in samples.micro_batches(rows, budget):
         completions = [samples.tokens[i] for i in batch]
         logp, _, _ = policy.token_logprobs(samples.prompts_of(batch), completions, temperature)

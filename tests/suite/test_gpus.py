@@ -17,7 +17,9 @@ ROOT = Path(__file__).parents[2]
 HOLD = """
 import os, sys
 from pathlib import Path
+from ftis import logs
 from ftis.suite.gpus import Machine, lease
+logs.show()
 machine = Machine(int(sys.argv[2]), "2.13.0+cu130", "13.0", "580.65")
 with lease(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), lambda: machine):
     print(os.environ["CUDA_VISIBLE_DEVICES"], flush=True)

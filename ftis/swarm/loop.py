@@ -14,11 +14,12 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ftis.config import RunConfig, recipe_hash
+from ftis.config import NodeConfig, Rollout, RunConfig, recipe_hash
 from ftis.errors import UserError, unknown
 from ftis.model.check import attach
 from ftis.model.loading import load_policy, require_context
@@ -62,9 +63,11 @@ class Swarm:
         longest = self._longest()
         for node in self.nodes:
             require_context(node.settings.model, node.policy.causal_lm.config, longest)
-        for node in self.nodes:
             if config.backend(node.index) == "vllm":
-                node.sampler = attach(node.policy, lambda _, node=node: _vllm_sampler(node, longest))
+                node.sampler = attach(
+                    node.policy,
+                    partial(_vllm_sampler, settings=node.settings, rollout=config.rollout, longest=longest),
+                )
         if config.readings.top_k is not None and self.nodes[0].index == 0:
             log.warning(
                 "readings.top_k: completions are drawn from the %d likeliest tokens, but their log-probs are those of "
@@ -254,32 +257,17 @@ def refuse_unknown_attacks(config: RunConfig) -> None:
             raise UserError(f"nodes.{k}.attack: {unknown('attack', node.attack, ATTACKS)}")
 
 
-def _vllm_sampler(node: Node, longest: int) -> VllmSampler:
-    """An engine that follows a node's policy."""
-    settings, rollout = node.settings, node.config.rollout
+def _vllm_sampler(policy: Policy, settings: NodeConfig, rollout: Rollout, longest: int) -> VllmSampler:
+    """An engine that follows a node's policy, with room for `longest` tokens."""
     return VllmSampler(
         settings.model,
         settings.revision,
-        node.policy.tokenizer,
+        policy.tokenizer,
         settings.compute_dtype,
         longest,
         rollout.max_batch,
-        node.policy,
+        policy,
         rollout.gpu_memory_utilization,
-    )
-
-
-def _load_policy(node: Node, seed: int, index: int) -> Policy:
-    """The policy of one of a run's nodes; `seed` draws its adapter, `index` is its place among the nodes."""
-    return load_policy(
-        node.model,
-        node.revision,
-        node.lora,
-        node.device,
-        node.compute_dtype,
-        node.gradient_checkpointing,
-        seed,
-        index,
     )
 
 

@@ -21,7 +21,8 @@ rule tokenizer:
     message:
         "{wildcards.tier}: making the tokenizer"
     shell:
-        "workflow/scripts/job {log} {resources.attempt}" " python -m ftis.cli job tokenizer --out {params.out}"
+        "workflow/scripts/job {log} {resources.attempt}"
+        " python -m ftis.cli job tokenizer --out {params.out}"
 
 
 rule warm_start:

@@ -1,6 +1,6 @@
 """A pair with F-TIS and the same model alone, trained in memory: no folder, no lock, nothing left behind.
 
-    python examples/train_in_memory.py        # under a minute on one CPU core, and another to make the models once
+python examples/train_in_memory.py        # under a minute on one CPU core, and another to make the models once
 """
 
 from make_models import make_models
@@ -16,7 +16,9 @@ def main() -> None:
             nodes = "   ".join(f"{node.name} {node.reward:.2f}" for node in line.nodes)
             print(f"{run.name}, iteration {line.step}: reward {nodes}")
         for node in line.nodes:
-            print(f"{run.name}, {node.name}: {node.validation['greedy']['accuracy']:.0%} of new problems right")
+            print(
+                f"{run.name}, {node.name}: {node.validation['greedy']['accuracy']:.0%} of new problems right"
+            )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """What the pages say is so: sizes, links, indexes, drift, and every Python block, which is run."""
 
+import json
 import os
 import re
 import subprocess
@@ -95,21 +96,15 @@ def test_extending_in_python(checkout, unregistered):
 def test_a_method_from_a_file_trains_on_the_command_line(checkout):
     """--methods, a parameter of its own, and a weighting that is NoIS at power 0."""
     (checkout / "root.py").write_text(blocks("docs/extending.md")[0])
-    out = {}
-    short = [f"--set={s}" for s in ("prompts=2", "group_size=4", "validation.data=null", "threshold=null")]
-    for method, power in (("root", 0), ("nois", None)):
-        parameters = [] if power is None else [f"--set=parameters={{power: {power}}}"]
-        out[method] = checkout / method
-        subprocess.run(
-            [sys.executable, "-m", "ftis.cli", "--methods", "root.py", "train", "examples/pair.yaml", "--out",
-             str(out[method]), *short, f"--set=method={method}", *parameters],
-            check=True, env=_environment(),
-        )  # fmt: skip
-    assert metrics(out["root"]) == metrics(out["nois"])
-
-
-def _environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    short = {"prompts": 2, "group_size": 4, "validation.data": None, "threshold": None, "threads": 1}
+    given = short | {"method": "root", "parameters": {"power": 0}}
+    subprocess.run(
+        [sys.executable, "-m", "ftis.cli", "--methods", "root.py", "train", "examples/pair.yaml", "--out", "root",
+         *(f"--set={name}={json.dumps(value)}" for name, value in given.items())],
+        check=True, env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+    ftis.train(ftis.load_run("examples/pair.yaml", short, method="nois"), "nois")
+    assert metrics(Path("root")) == metrics(Path("nois"))
 
 
 def test_settings_page_is_that_of_the_classes():

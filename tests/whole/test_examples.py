@@ -1,10 +1,8 @@
 """The examples run as they stand: settings, script, notebook."""
 
 import json
-import os
+import runpy
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -50,18 +48,13 @@ def shorter(settings: Path) -> None:
     settings.write_text(text.replace("iterations: 20", "iterations: 1"))
 
 
-def test_script(here):
+def test_script(here, monkeypatch, capsys):
     shorter(here / "examples/pair.yaml")
     shorter(here / "examples/alone.yaml")
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    made = subprocess.run(
-        [sys.executable, "examples/train_in_memory.py"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "pair, iteration 1: reward base" in made.stdout and "alone, base: " in made.stdout
+    monkeypatch.syspath_prepend(str(here / "examples"))
+    runpy.run_path("examples/train_in_memory.py", run_name="__main__")
+    said = capsys.readouterr().out
+    assert "pair, iteration 1: reward base" in said and "alone, base: " in said
 
 
 def test_notebook(here, monkeypatch, capsys):

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTHON := $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: smoke test check-all test-vllm lint format schemas clean
+.PHONY: smoke test check-all test-vllm lint format schemas docs clean
 
 smoke: $(VENV)/.installed
 	$(BIN)/snakemake --profile workflow/profiles/local --config tier=smoke
@@ -38,11 +38,20 @@ format: $(VENV)/.installed
 # After a change of the settings' classes.
 schemas: $(VENV)/.installed
 	$(BIN)/python -m ftis.suite.workflow
+	$(BIN)/python workflow/scripts/settings_page.py
+
+# The documentation as a site, in site/; a warning is an error.
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed, and none of python3.11 ... python3 is" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@
 
 .venv-vllm/.installed: pyproject.toml

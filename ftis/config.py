@@ -252,9 +252,9 @@ def load_run(
     `overrides` replaces settings by their dotted names, list entries by their index (`{"optim.warmup": 5,
     "nodes.0.learning_rate": 1e-6}`), and `changes` those at the top. Raises UserError that names every field in error.
 
-    >>> load_run({"name": "a", "method": "alone", "train": {"name": "gsm8k"},
-    ...           "nodes": [{"name": "x", "model": "m"}]}, {"optim.warmup": 5}, cap=1.0).optim.warmup
-    5
+    >>> run = ftis.load_run("examples/pair.yaml", {"optim.warmup": 5}, cap=1.0)
+    >>> isinstance(run, ftis.RunConfig), run.threshold, run.optim.warmup, run.cap
+    (True, 50.0, 5, 1.0)
     """
     data, where = (source, "settings") if isinstance(source, Mapping) else (read_yaml(source), str(source))
     for name, value in {**(overrides or {}), **changes}.items():

@@ -2,7 +2,14 @@
 
 
 class UserError(Exception):
-    """Bad input. The message names the field or path and the fix; the CLI prints it alone and exits with 2."""
+    """Bad input. The message names the field or path and the fix; the CLI prints it alone and exits with 2.
+
+    >>> try:
+    ...     ftis.load_run("nowhere.yaml")
+    ... except ftis.UserError as error:
+    ...     print(error)
+    nowhere.yaml: no such file
+    """
 
     exit_code = 2
 

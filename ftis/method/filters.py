@@ -62,11 +62,23 @@ FILTER_RULES: dict[str, Rule] = {
     "nonpositive_and_far": Rule(lambda a: a <= 0, lambda bad, far: bad & far),
     "nonpositive_or_far": Rule(lambda a: a <= 0, lambda bad, far: bad | far),
 }
+"""When a completion is left out, by the name that `readings.filter_rule` takes.
+
+>>> ftis.FILTER_RULES["negative_and_far"].bad(torch.tensor([-1.0, 0.0]))
+tensor([ True, False])
+"""
 
 
 @dataclass(frozen=True)
 class Far:
-    """F-TIS's filter: a completion leaves where its advantage is bad and KL > g (paper, the filter's indicator)."""
+    """F-TIS's filter: a completion leaves where its advantage is bad and KL > g (paper, the filter's indicator).
+
+    >>> from ftis.method.filters import Seen
+    >>> two = torch.tensor([[30.0, 30.0], [1.0, 1.0]])  # d of two completions, nats
+    >>> seen = Seen(two, two > 0, torch.tensor([-1.0, -1.0]), torch.tensor([False, False]), torch.tensor([2, 2]))
+    >>> ftis.Far(threshold=50.0)(seen).drop
+    tensor([ True, False])
+    """
 
     threshold: float = 50.0
     """g, nats."""

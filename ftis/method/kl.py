@@ -28,6 +28,11 @@ KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
     # importance-weighted: unbiased for KL(theta || gen)
     "is_theta_gen": lambda d: -d * (-d).clamp(max=MAX_LOG_RATIO).exp(),
 }
+"""Nats a token (N, T) from d = log pi_gen - log pi_theta (N, T), by the name that `readings.kl_estimator` takes.
+
+>>> ftis.KL_ESTIMATORS["k3_gen_theta"](torch.tensor([0.0, 1.0]))
+tensor([0.0000, 0.3679])
+"""
 
 # From a completion's summed tokens (N,), its length (N,) and the length of its group's longest completion (N,).
 KL_REDUCTIONS: dict[str, Callable[[Tensor, Tensor, Any], Tensor]] = {

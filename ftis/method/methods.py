@@ -23,7 +23,11 @@ GROUP, FILES = "ftis.methods", "FTIS_METHODS"
 
 @dataclass(frozen=True)
 class Method:
-    """How a node learns from the swarm's samples, and how that is drawn."""
+    """How a node learns from the swarm's samples, and how that is drawn.
+
+    >>> ftis.Method("TIS, C = 1", ftis.TIS(cap=1.0)).filtered
+    False
+    """
 
     label: str
     """Name in figures and tables."""
@@ -50,6 +54,11 @@ METHODS: dict[str, Method] = {
     "fvis": Method("F-VIS", VIS(), Far(), "#D55E00", "s"),
     "ftis": Method("F-TIS", TIS(), Far(), "#0072B2", "D"),
 }
+"""All methods by the name that a run's setting `method` takes: the paper's, and those that were registered.
+
+>>> ftis.METHODS["tis"].weighting
+TIS(cap=2.0, detach_weight=True)
+"""
 PAPER = tuple(METHODS)
 """The paper's own."""
 
@@ -73,6 +82,10 @@ def register(name: str, method: Method) -> Method:
     """Add a method under a name that runs can have: lower-case letters, digits and _, beginning with a letter.
 
     Raises UserError for a name that is taken or can't stand in a run's name.
+
+    >>> ftis.register("ftis", ftis.Method("Mine", ftis.TIS()))
+    Traceback (most recent call last):
+    ftis.errors.UserError: method 'ftis': there is one of that name (F-TIS); choose another
     """
     if not re.fullmatch("[a-z][a-z0-9_]*", name):
         raise UserError(

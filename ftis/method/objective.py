@@ -26,6 +26,9 @@ def group_advantages(rewards: Tensor, group: Tensor, scale: str = "std", std: st
 
     rewards (N,), group (N,) integer label of each completion's prompt -> (N,). A group whose rewards
     are all equal, or of one member, gets exactly 0: equality decides, never a small std.
+
+    >>> ftis.group_advantages(torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.tensor([0, 0, 1, 1]))
+    tensor([ 0.7071, -0.7071,  0.0000,  0.0000])
     """
     labels, index = group.unique(return_inverse=True)
     zeros = rewards.new_zeros(len(labels))
@@ -43,7 +46,11 @@ def group_advantages(rewards: Tensor, group: Tensor, scale: str = "std", std: st
 
 @dataclass(frozen=True)
 class Objective:
-    """How an update turns samples into a loss: a method's weighting and filter under a reading."""
+    """How an update turns samples into a loss: a method's weighting and filter under a reading.
+
+    >>> ftis.Objective.of(ftis.METHODS["ftis"], threshold=50.0, cap=1.5).weighting
+    TIS(cap=1.5, detach_weight=True)
+    """
 
     weighting: Weighting
     filter: Filter | None
@@ -109,6 +116,16 @@ def grpo_loss(
     logp, logp_gen, logp_start (N, T); mask (N, T) bool; advantages (N,) over whole groups, computed
     before anything is filtered; own (N,) bool: sampled by this node; group_width (N,) longest
     completion of the group. logp_start is needed with `clip_reference: iteration_start`.
+
+    >>> tis = ftis.Objective.of(ftis.METHODS["tis"], cap=2.0)
+    >>> logp = torch.tensor([[-1.0, -1.0]], requires_grad=True)
+    >>> loss = ftis.grpo_loss(  # one foreign completion of two tokens, A = 1; r is 1 and e, which C cuts to 2
+    ...     tis, logp, logp_gen=torch.tensor([[-1.0, -2.0]]), mask=torch.tensor([[True, True]]),
+    ...     advantages=torch.tensor([1.0]), own=torch.tensor([False]), group_width=torch.tensor([2]),
+    ... )
+    >>> loss.total.backward()
+    >>> loss.total.item(), logp.grad
+    (-1.5, tensor([[-0.5000, -1.0000]]))
     """
     readings = objective.readings
     logp = torch.where(mask, logp, 0.0)

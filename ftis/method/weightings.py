@@ -19,7 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Terms:
-    """What a weighting is a function of; N completions, T tokens."""
+    """What a weighting is a function of; N completions, T tokens.
+
+    >>> t = ftis.Terms(
+    ...     x=torch.ones(1, 2), log_ratio=torch.tensor([[0.0, 2.0]]), advantages=torch.tensor([[0.5]]),
+    ...     mask=torch.tensor([[True, True]]), own=torch.tensor([[False]]), eps=0.2, readings=ftis.Readings(),
+    ... )
+    >>> t.ratio
+    tensor([[1.0000, 7.3891]])
+    """
 
     x: Tensor
     """(N, T) the ratio that carries the gradient: R = pi_theta / sg(pi_theta), with value 1, or PPO's
@@ -65,7 +73,11 @@ class Weighting(Protocol):
 
 @dataclass(frozen=True)
 class NoWeight:
-    """NoIS: R A; foreign samples are taken for one's own."""
+    """NoIS: R A; foreign samples are taken for one's own. With t as in `Terms`:
+
+    >>> ftis.NoWeight()(t)
+    tensor([[0.5000, 0.5000]])
+    """
 
     def __call__(self, t: Terms) -> Tensor:
         return t.surrogate(t.x)
@@ -76,7 +88,10 @@ class VIS:
     """VIS: min(r A, clip(r, 1 - eps, 1 + eps) A), PPO's clip on the ratio to the generator.
 
     With `clip_reference: iteration_start` the ratio to the generator becomes a constant weight on
-    PPO's own clipped term (decoupled PPO, Hilton et al. 2022).
+    PPO's own clipped term (decoupled PPO, Hilton et al. 2022). With t as in `Terms`:
+
+    >>> ftis.VIS(eps=0.2)(t)
+    tensor([[0.5000, 0.6000]])
     """
 
     eps: float = 0.2
@@ -89,7 +104,11 @@ class VIS:
 
 @dataclass(frozen=True)
 class TIS:
-    """TIS: sg(min(r, C)) R A; without `detach_weight` both factors carry gradient."""
+    """TIS: sg(min(r, C)) R A; without `detach_weight` both factors carry gradient. With t as in `Terms`:
+
+    >>> ftis.TIS(cap=2.0)(t)
+    tensor([[0.5000, 1.0000]])
+    """
 
     cap: float = 2.0
     """C, where the ratio is truncated."""

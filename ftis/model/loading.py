@@ -106,6 +106,10 @@ def load_policy(
     Stop ids are the union of the config's, the generation config's and the tokenizer's eos. Raises UserError where the
     model isn't there, is of a kind that this trainer can't do, or computes other log-probs or gradients here than by
     itself.
+
+    >>> policy = ftis.load_policy("examples/made/base", device="cpu")
+    >>> isinstance(policy, ftis.Policy), policy.compute_dtype
+    (True, torch.float32)
     """
     source, _ = model_source(model, revision)
     where = pick_device(device, turn)

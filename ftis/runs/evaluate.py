@@ -40,6 +40,10 @@ def evaluate(
     `limit`: the first so many problems. `samples` completions a problem at a `temperature` (0 is greedy). `shape`: the
     format that is counted. `out` keeps generations.jsonl and scores.json, and `resume` goes on from them; None: nothing
     is kept. Raises UserError that names what is wrong and what exists.
+
+    >>> scores = ftis.evaluate("examples/made/base", "gsm8k", prompt="tiny-v1", limit=4, max_new_tokens=48)
+    >>> scores["gsm8k"]["problems"]
+    4
     """
     names = (benchmarks,) if isinstance(benchmarks, str) else tuple(benchmarks)
     if shape not in FORMATS:

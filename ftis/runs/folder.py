@@ -31,6 +31,9 @@ class RunFolder:
     """Where a run lies: config.yaml, metrics.jsonl, node{k}/, generations.jsonl, scores.json, final.json, and state/.
 
     final.json is written last of the training, so that it stands for everything that it lists.
+
+    >>> ftis.RunFolder("results/pair").finished
+    False
     """
 
     def __init__(self, path: str | Path):

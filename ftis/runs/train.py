@@ -31,6 +31,10 @@ def train(config: RunConfig, out: str | Path, job: bool = False) -> RunFolder:
     Another process that trains it, or checkpoints of other settings, are a UserError. A `job` of the workflow waits
     for the one and starts over the others, since Snakemake asks for it where a recipe has changed.
     Writes config.yaml at the start, and at the end node{k}/, metrics.jsonl and, last of all, final.json.
+
+    >>> run = ftis.load_run("examples/pair.yaml", {"validation.data": None}, iterations=1, prompts=2, group_size=2)
+    >>> ftis.train(run, "results/pair").final["seed"]
+    42
     """
     if config.transport == "processes" and len(config.nodes) > 1:
         from ftis.runs.processes.launch import launch

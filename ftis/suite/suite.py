@@ -56,7 +56,12 @@ def _loaded(folder: Path) -> Suite:
 
 @dataclass(frozen=True)
 class Suite:
-    """The runs, tiers, artefacts and ablations that a folder describes. Runs are named, and resolved by tier."""
+    """The runs, tiers, artefacts and ablations that a folder describes. Runs are named, and resolved by tier.
+
+    >>> suite = ftis.Suite.load()
+    >>> len(suite.runs("tiny", seeds=1)), suite.resolve("tiny", "size_base-ftis-g50-vertical-s42").threshold
+    (21, 50.0)
+    """
 
     folder: Path
     """Holds grid.yaml and tiers/."""

@@ -45,6 +45,11 @@ def sample(
 
     Prompts are literal text, tokenised without a template. The draws depend on (seed, prompt's index, completion's
     index) alone.
+
+    >>> policy = ftis.load_policy("examples/made/base", device="cpu")
+    >>> ((first, second),) = ftis.sample(policy, ["Tom has 12 pens."], n=2, max_new_tokens=8)
+    >>> len(first.tokens) == len(first.logprobs) <= 8
+    True
     """
     from ftis.model.sampler import Request, SamplingParams, TransformersSampler
 

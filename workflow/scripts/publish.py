@@ -4,7 +4,7 @@
     python workflow/scripts/publish.py tiny --ablations
     python workflow/scripts/publish.py exact
 
-A tier's claims also go into README.md, between the marks <!-- claims --> and <!-- /claims -->. --ablations puts the
+The claims of the tier `tiny` also go into docs/results.md, between the marks <!-- claims --> and <!-- /claims -->. --ablations puts the
 tier's ablations beside what is published already, which may be of another commit: their rows name their own.
 
 Published results stand beside the workflow and are never a rule's output: an existing output with missing inputs
@@ -22,6 +22,7 @@ from pathlib import Path
 
 LIMIT = 500_000
 PUBLISHED = Path("paper_figures/published")
+RESULTS = Path("docs/results.md")
 EXACT = PUBLISHED / "exact"
 KEPT = (
     "tidy/*.csv", "table*.csv", "table*.tex", "fig*.csv", "fig*.png", "fig*.pdf", "claims*", "economics*", "ablation-*",
@@ -66,12 +67,12 @@ def claims_table(path: Path) -> str:
     return "\n".join([*lines, "", f"Notes. {' '.join(notes)}"])
 
 
-def with_claims(readme: str, table: str) -> str:
-    """README's text with the table between its marks."""
+def with_claims(page: str, table: str) -> str:
+    """A page's text with the table between its marks."""
     return re.sub(
         r"(<!-- claims -->\n).*?(<!-- /claims -->)",
         lambda m: f"{m[1]}{table}\n{m[2]}",
-        readme,
+        page,
         flags=re.DOTALL,
     )
 
@@ -95,7 +96,7 @@ def copied(source: Path, target: Path, patterns: tuple[str, ...], beside: bool =
 
 def publish_exact(source: Path, changed: bool) -> str:
     if not (source / "provenance.json").exists():
-        sys.exit(f"{source}/provenance.json: no such file; run `ftis exact --out {source}`")
+        sys.exit(f"{source}/provenance.json: no such file; run `ftis job exact --out {source}`")
     git = json.loads((source / "provenance.json").read_text())["git"] or {}
     if (not git or git["dirty"]) and not changed:
         sys.exit(
@@ -103,7 +104,7 @@ def publish_exact(source: Path, changed: bool) -> str:
         )
     said = copied(source, EXACT, ("*.csv", "*.png", "*.pdf", "provenance.json"))
     (EXACT / "README.md").write_text(
-        f"The exact study, as `ftis exact` made it at commit {git.get('commit', 'none')}. docs/exact.md says what it shows; a "
+        f"The exact study, as `ftis job exact` made it at commit {git.get('commit', 'none')}. docs/exact.md says what it shows; a "
         "test computes `exact_findings.csv` from the tables.\n"
     )
     return said
@@ -124,8 +125,8 @@ def publish_tier(tier: str, source: Path, mixed: bool) -> str:
         "where their code has changed since. An ablation's rows name their own commit and "
         f"processor. All of it in one page:\n\n    ftis report --tier {tier} --artefacts {target} --exact {EXACT} --out report.html\n"
     )
-    readme = Path("README.md")
-    readme.write_text(with_claims(readme.read_text(), claims_table(target / "claims.csv")))
+    if tier == "tiny":  # the page is about this one
+        RESULTS.write_text(with_claims(RESULTS.read_text(), claims_table(target / "claims.csv")))
     return said
 
 

@@ -57,7 +57,12 @@ TASKS = (*NUMERIC, "math500")
 
 
 def grade(completion: str, gold: str, task: str, shape: str = "strict") -> Verdict:
-    """The verdict on one completion; see `grade_many`."""
+    """The verdict on one completion; see `grade_many`.
+
+    >>> verdict = ftis.grade("6 x 3 is <answer> 18 </answer>", gold="18", task="gsm8k")
+    >>> isinstance(verdict, ftis.Verdict), verdict.answer, verdict.format, verdict.reason
+    (True, True, False, 'equal')
+    """
     return grade_many([(completion, gold, task)], shape)[0]
 
 

@@ -16,13 +16,15 @@ test: $(VENV)/.installed
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # What takes too long for every change: 100,000 mutated messages, 20 runs killed and started again, the numerical tests
-# with other instructions and threads, the wheel in an environment of its own, and, with Debian's slurm-wlm and munge, as root, the whole smoke tier on a Slurm.
+# with other instructions and threads, the wheel in an environment of its own, and, with Debian's slurm-wlm and munge, as
+# root, the whole smoke tier on a Slurm.
 check-all: $(VENV)/.installed
 	$(BIN)/python -m pytest -m long
 
 # vLLM pins packages of its own, so it has an environment of its own.
 test-vllm: .venv-vllm/.installed
-	.venv-vllm/bin/python -m pytest tests/model/test_vllm.py
+	.venv-vllm/bin/python -m pytest tests/model/test_vllm.py tests/model/test_push.py
+	.venv-vllm/bin/python -m pytest -m vllm tests/model/test_gpu_proof.py
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -114,16 +114,22 @@ def replaced(data: Any, name: str, value: Any) -> Any:
 
     Raises UserError where the name leads through something that has no parts.
     """
-    first, _, rest = name.partition(".")
-    if isinstance(data, list | tuple):
-        if not first.isdecimal() or int(first) >= len(data):
-            raise UserError(f"{name}: there are entries 0 to {len(data) - 1} here, no {first!r}")
-        entries = list(data)
-        entries[int(first)] = replaced(data[int(first)], rest, value) if rest else value
-        return entries
-    if not isinstance(data, Mapping | None):
-        raise UserError(f"{name}: the setting above it is {data!r}, which has no parts")
-    return {**(data or {}), first: replaced((data or {}).get(first), rest, value) if rest else value}
+
+    def within(part: Any, path: list[str]) -> Any:
+        if not path:
+            return value
+        first, *rest = path
+        if isinstance(part, list | tuple):
+            if not first.isdecimal() or int(first) >= len(part):
+                raise UserError(f"{name}: there are entries 0 to {len(part) - 1} here, no {first!r}")
+            entries = list(part)
+            entries[int(first)] = within(part[int(first)], rest)
+            return entries
+        if not isinstance(part, Mapping | None):
+            raise UserError(f"{name}: the setting above {first!r} is {part!r}, which has no parts")
+        return {**(part or {}), first: within((part or {}).get(first), rest)}
+
+    return within(data, name.split("."))
 
 
 def to_dict(config: Any) -> dict[str, Any]:

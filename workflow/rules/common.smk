@@ -12,13 +12,17 @@ if os.path.isfile(f"{ROOT}/ftis/__init__.py"):  # a checkout; what `ftis init` c
 if config.get("methods"):  # before ftis is imported, and for the jobs, which inherit it
     os.environ["FTIS_METHODS"] = os.path.abspath(config["methods"])
 
-from ftis.suite import fetch
-from ftis.suite import made
-from ftis.suite.workflow import load_config
-from ftis.suite.suite import Suite
-from ftis.suite import slurm
-from ftis.config import recipe_hash
 from ftis.errors import UserError
+
+try:  # a file of methods may fail
+    from ftis.suite import fetch
+    from ftis.suite import made
+    from ftis.suite import slurm
+    from ftis.suite.workflow import load_config
+    from ftis.suite.suite import Suite
+    from ftis.config import recipe_hash
+except UserError as error:
+    raise WorkflowError(str(error)) from None
 
 
 wildcard_constraints:

@@ -10,7 +10,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -44,10 +44,8 @@ def versions(packages: tuple[str, ...]) -> dict[str, str]:
     """Installed versions of those packages that are installed."""
     found = {}
     for package in packages:
-        try:
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            pass
     return found
 
 

@@ -27,7 +27,8 @@ EXAMPLES = (
     ),
     (
         "Mia has 15 dollars. She buys a book for 7 dollars and a pen for 2 dollars. How much is left?",
-        "<think> She spends 7 + 2 = 9 dollars. She has 15 - 9 = 6 dollars left. </think> <answer> 6 </answer>",
+        "<think> She spends 7 + 2 = 9 dollars. She has 15 - 9 = 6 dollars left. </think> "
+        "<answer> 6 </answer>",
     ),
     (
         "A train covers 60 miles an hour. How far does it go in 3 hours?",
@@ -77,7 +78,8 @@ def encode_prompt(
         ) from None
     if room is not None and len(ids) > room:
         raise UserError(
-            f"prompt {key!r} takes {len(ids)} tokens for {question[:60]!r}..., but only {room} fit; raise the "
+            f"prompt {key!r} takes {len(ids)} tokens for {question[:60]!r}..., but only {room} fit; raise "
+            "the "
             "token budget or leave the question out"
         )
     return ids

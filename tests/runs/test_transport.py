@@ -41,7 +41,7 @@ def in_threads(calls: list) -> list:
     def run(k):
         try:
             results[k] = calls[k]()
-        except Exception as error:  # noqa: BLE001  handed to the test
+        except Exception as error:
             results[k] = error
 
     threads = [threading.Thread(target=run, args=(k,)) for k in range(len(calls))]

@@ -2,8 +2,8 @@
 
     python benchmarks/claims_coverage.py
 
-Runs the code that judges the claims (`ftis.study.verdicts`, `ftis.papers.ftis.claims`) on noise of known shape: that
-of a run; an effect is a difference of two runs of a seed. About a minute on one core. Writes
+Runs the code that judges the claims (`ftis.study.verdicts`, `ftis.papers.ftis.claims`) on noise of known
+shape: that of a run; an effect is a difference of two runs of a seed. About a minute on one core. Writes
 benchmarks/results/claims_coverage.json; docs/claims.md quotes it.
 """
 

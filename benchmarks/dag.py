@@ -3,9 +3,10 @@
     python benchmarks/dag.py                                    # about 3 CPU minutes
     python benchmarks/dag.py --runs 100 1000 --targets runs     # about half of one
 
-The smoke tier in a copy of the workflow whose list of seeds is long enough: as many seeds of grid=paper as it takes, or
-of grid=full where that has fewer runs than are wanted. Targets: `runs` (training alone), and `all`, the default
-(training, answers, grades, figures, report: about three jobs a run). Puts its rows into benchmarks/results/dag.json.
+The smoke tier in a copy of the workflow whose list of seeds is long enough: as many seeds of grid=paper as it
+takes, or of grid=full where that has fewer runs than are wanted. Targets: `runs` (training alone), and `all`,
+the default (training, answers, grades, figures, report: about three jobs a run). Puts its rows into
+benchmarks/results/dag.json.
 """
 
 import argparse

@@ -2,11 +2,11 @@
 
     python benchmarks/exchange.py [MODEL]
 
-An iteration's completions dealt out to 2, 4, 8 and 16 nodes: sampled from a briefly trained XS model (48 prompts x
-12), the same with ids that have no pattern at all in the largest vocabulary (151,936), and, where MODEL is
-given, from that model on GSM8K (16 prompts x 6 of at most 64 tokens; MODEL is a folder such as
-workflow/scripts/smollm2.py makes, FTIS_DATA holds gsm8k/). One thread; CPU seconds, medians of 9 with lowest and highest.
-Writes benchmarks/results/exchange.json.
+An iteration's completions dealt out to 2, 4, 8 and 16 nodes: sampled from a briefly trained XS model (48
+prompts x 12), the same with ids that have no pattern at all in the largest vocabulary (151,936), and, where
+MODEL is given, from that model on GSM8K (16 prompts x 6 of at most 64 tokens; MODEL is a folder such as
+workflow/scripts/smollm2.py makes, FTIS_DATA holds gsm8k/). One thread; CPU seconds, medians of 9 with lowest
+and highest. Writes benchmarks/results/exchange.json.
 """
 
 import argparse
@@ -50,7 +50,8 @@ def sample(
     flat = [(i, s, c) for i, row in enumerate(found) for s, c in enumerate(row)]
     rollouts = pack(
         [i for i, _, _ in flat], [s for _, s, _ in flat], [c.tokens for _, _, c in flat],
-        [c.logprobs for _, _, c in flat], [float(s % 3 == 0) for _, s, _ in flat], [c.finished for _, _, c in flat],
+        [c.logprobs for _, _, c in flat], [float(s % 3 == 0) for _, s, _ in flat],
+        [c.finished for _, _, c in flat],
     )  # fmt: skip
     return rollouts, policy.vocab_size, policy.stop_ids
 

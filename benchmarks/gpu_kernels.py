@@ -27,8 +27,8 @@ from ftis.model.attention import Packing, grouped_attention, packed_attention
 from ftis.suite.memory import GIB
 
 MASSIVE = 100.0
-"""Size of the scores of the head whose scores are all far below 0, as trained models have some: those of random
-weights never are."""
+"""Size of the scores of the head whose scores are all far below 0, as trained models have some: those of
+random weights never are."""
 SHAPES = 12
 """New shapes in the stage of first calls."""
 HALF, SINGLE = torch.bfloat16, torch.float32
@@ -43,8 +43,10 @@ def machine(size: Size, device: torch.device, report: Report) -> None:
         python_h=Path(sysconfig.get_path("include"), "Python.h").is_file(), cpus=os.cpu_count(),
         tf32=torch.backends.cuda.matmul.allow_tf32, alloc_conf=os.environ.get("PYTORCH_ALLOC_CONF"),
         attention={
-            "cudnn": torch.backends.cuda.cudnn_sdp_enabled(), "flash": torch.backends.cuda.flash_sdp_enabled(),
-            "efficient": torch.backends.cuda.mem_efficient_sdp_enabled(), "math": torch.backends.cuda.math_sdp_enabled(),
+            "cudnn": torch.backends.cuda.cudnn_sdp_enabled(),
+            "flash": torch.backends.cuda.flash_sdp_enabled(),
+            "efficient": torch.backends.cuda.mem_efficient_sdp_enabled(),
+            "math": torch.backends.cuda.math_sdp_enabled(),
         },
     )  # fmt: skip
     seen = device.type == "cuda"
@@ -86,7 +88,8 @@ def exactness(size: Size, device: torch.device, report: Report) -> None:
     report.add(
         attention_not_finite=own.not_finite + single.not_finite,
         attention_error_bfloat16=max(own.plain, own.massive),
-        # In float32 the massive head's scores are only exact to MASSIVE times the rounding: reported, not judged.
+        # In float32 the massive head's scores are only exact to MASSIVE times the rounding: reported, not
+        # judged.
         attention_error_float32=single.plain, massive_error_float32=single.massive,
     )  # fmt: skip
     if device.type == "cuda":
@@ -111,7 +114,8 @@ def _cudnn_on() -> Iterator[None]:
 
 @dataclass
 class Errors:
-    """Largest relative errors of a head, of plain scores and of massive ones, and how many tensors weren't finite."""
+    """Largest relative errors of a head, of plain scores and of massive ones, and how many tensors weren't
+    finite."""
 
     plain: float = 0.0
     massive: float = 0.0
@@ -160,8 +164,8 @@ def _attention_errors(size: Size, device: torch.device, dtype: torch.dtype) -> E
 def packed(
     width: int, longest: int, completions: int, device: torch.device, seed: int
 ) -> tuple[Packing, list[tuple[range, range]]]:
-    """Completions of up to `longest` tokens of half as many prompts, of which up to `width` tokens are read; and for
-    each part of the sequence the tokens before it that it sees, and its own."""
+    """Completions of up to `longest` tokens of half as many prompts, of which up to `width` tokens are read;
+    and for each part of the sequence the tokens before it that it sees, and its own."""
     draw = np.random.default_rng(seed)
     prompts = [[0] * int(n) for n in (width + 1, *draw.integers(2, width + 2, completions // 2 - 1))]
     lengths = [longest, *map(int, draw.integers(1, longest + 1, completions - 1))]
@@ -180,7 +184,8 @@ def packed(
 def _states(
     size: Size, tokens: int, dtype: torch.dtype, generator: torch.Generator, massive: bool
 ) -> list[Tensor]:
-    """Queries, keys and values (1, heads, tokens, D), the first key head's scores about -MASSIVE where `massive`."""
+    """Queries, keys and values (1, heads, tokens, D), the first key head's scores about -MASSIVE where
+    `massive`."""
     heads, kv_heads, width = size.attention
     q, k, v = (
         torch.randn(1, n, tokens, width, generator=generator, device=generator.device)
@@ -251,8 +256,8 @@ def busiest(call: Callable[[], None], device: torch.device, count: int = 10) -> 
 
 
 def _head_error(size: Size, device: torch.device, dtype: torch.dtype) -> float:
-    """Largest relative error of log-probs and both gradients, at lengths on either side of where the head turns from
-    one chunk to several, and from logits that are kept to those that are computed twice."""
+    """Largest relative error of log-probs and both gradients, at lengths on either side of where the head
+    turns from one chunk to several, and from logits that are kept to those that are computed twice."""
     generator = torch.Generator(device).manual_seed(0)
     width = size.large.hidden_size
     weight = torch.randn(size.ids, width, generator=generator, device=device).mul_(3 * width**-0.5).to(dtype)
@@ -289,8 +294,8 @@ def _head_error_at(weight: Tensor, tokens: int, generator: torch.Generator) -> f
 
 
 def first_calls(size: Size, device: torch.device, report: Report) -> None:
-    """2: what a shape that hasn't been seen costs when it comes first. Micro-batches and decoding steps have new
-    shapes all the time, so a kernel that is built for each is slow every time."""
+    """2: what a shape that hasn't been seen costs when it comes first. Micro-batches and decoding steps have
+    new shapes all the time, so a kernel that is built for each is slow every time."""
     if device.type == "cuda":  # so that the allocator asks the driver for nothing more
         torch.empty(4 * GIB, dtype=torch.uint8, device=device)
     own = _both(size, device)
@@ -313,8 +318,8 @@ def _ratio(times: dict[str, float]) -> float:
 
 
 def _both(size: Size, device: torch.device) -> dict[str, dict[str, float]]:
-    """Medians in milliseconds over new shapes, the first call's and the second's: packed attention forward and
-    backward, and a decoding step, whose keys grow by one."""
+    """Medians in milliseconds over new shapes, the first call's and the second's: packed attention forward
+    and backward, and a decoding step, whose keys grow by one."""
     generator = torch.Generator(device).manual_seed(0)
     draw = np.random.default_rng(0)
     heads, kv_heads, width = size.attention

@@ -32,8 +32,8 @@ from ftis.swarm.message import Rollouts, pack
 from ftis.tasks.problems import Problem
 
 PEAK = 8.0
-"""What the last norm is multiplied with where completions should share beginnings: random weights alone choose among
-all tokens alike."""
+"""What the last norm is multiplied with where completions should share beginnings: random weights alone
+choose among all tokens alike."""
 BATCHES = (144, 192)
 """max_batch of the paper tier, and the one that is to be tried."""
 
@@ -47,7 +47,8 @@ def run_config(
         "gradient_checkpointing": True, "learning_rate": 1e-5,
     }  # fmt: skip
     return parse(RUN_CONFIG, {
-        "name": "proof", "method": "tis" if nodes > 1 else "alone", "iterations": 2, "prompts": size.prompts * nodes,
+        "name": "proof", "method": "tis" if nodes > 1 else "alone", "iterations": 2,
+        "prompts": size.prompts * nodes,
         "group_size": size.group, "train": {"name": "gsm8k"},
         "rollout": {
             "prompt": "tiny-v1", "max_new_tokens": size.total_tokens, "max_total_tokens": size.total_tokens,
@@ -119,7 +120,8 @@ def _mismatch(
 
 
 def log_ratio(trainer: Tensor, sampler: Tensor) -> dict[str, float]:
-    """Of tokens' log-probs (M,): mean and largest absolute difference, and k3, the KL divergence's estimate."""
+    """Of tokens' log-probs (M,): mean and largest absolute difference, and k3, the KL divergence's
+    estimate."""
     d = trainer.double() - sampler.double()
     return {
         "mismatch_mean": float(d.abs().mean()), "mismatch_max": float(d.abs().max()),
@@ -131,8 +133,8 @@ def log_ratio(trainer: Tensor, sampler: Tensor) -> dict[str, float]:
 
 
 def iterations(size: Size, device: torch.device, report: Report) -> None:
-    """4: two iterations of the large model trained whole, one of it with an adapter: time and memory beside what
-    the plan says of them."""
+    """4: two iterations of the large model trained whole, one of it with an adapter: time and memory beside
+    what the plan says of them."""
     warm_libraries(device)
     if card_of(device) is None:
         for quantity in ("mfu", "step_over_plan"):
@@ -163,8 +165,10 @@ def _iterate(size: Size, device: torch.device, lora: bool, lengths: tuple[int, .
         flops = cost.update_flops(shape, settings, trained, line["tokens_trained"])
         found["iterations"].append({
             "steps": len(steps) + 1, "step_ms": _percentiles(steps), "sample_s": node.seconds["sample"],
-            "tokens_generated": line["tokens_generated"], "update_s": seconds, "tokens_trained": line["tokens_trained"],
-            "tflops_per_s": flops / seconds / 1e12, "grad_norm": line["grad_norm"], "mismatch": line["mismatch"],
+            "tokens_generated": line["tokens_generated"], "update_s": seconds,
+            "tokens_trained": line["tokens_trained"],
+            "tflops_per_s": flops / seconds / 1e12, "grad_norm": line["grad_norm"],
+            "mismatch": line["mismatch"],
         })  # fmt: skip
     peak = peak_memory(device) - before
     (batch,) = memory.batches_of(config, config.prompts * config.group_size, 0, size.prompt_tokens[1])
@@ -197,7 +201,8 @@ def _iterate(size: Size, device: torch.device, lora: bool, lengths: tuple[int, .
 
 
 def _sampled(node: Participant, step: int, prompts: list[list[int]]) -> Rollouts:
-    """A node's share, of which every completion has an advantage and a gradient: half of each group is rewarded."""
+    """A node's share, of which every completion has an advantage and a gradient: half of each group is
+    rewarded."""
     node.seconds = {}
     problems = [Problem(str(i), "", "1", "gsm8k") for i in range(len(prompts))]
     rollouts = node.sample(step, problems, prompts)
@@ -248,8 +253,9 @@ def _a_little(policy: Policy, size: Size) -> None:
 
 
 def pair(size: Size, device: torch.device, report: Report) -> None:
-    """5: the small and the large model in one process, held to the memory of an 80 GB card: completions sampled at
-    full batches, in training and in validation, and updates on completions as long as they may be."""
+    """5: the small and the large model in one process, held to the memory of an 80 GB card: completions
+    sampled at full batches, in training and in validation, and updates on completions as long as they may
+    be."""
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         allowed = cost.GPUS["h100"].gib * GIB - memory.CONTEXT
@@ -282,7 +288,8 @@ def pair(size: Size, device: torch.device, report: Report) -> None:
 
 
 def _soon_ended(policy: Policy, size: Size) -> Policy:
-    """Caches are taken for completions at full length at the start; so that is shown after a few dozen steps."""
+    """Caches are taken for completions at full length at the start; so that is shown after a few dozen
+    steps."""
     policy.stop_ids = frozenset(range(0, size.ids, 10))
     return policy
 
@@ -312,7 +319,8 @@ def _together(size: Size, nodes: list[Participant], rows: int) -> None:
 
 
 def _longest(size: Size, prompts: list[list[int]], node: int) -> Rollouts:
-    """A node's completions of every other prompt, each as long as it may be; what the tokens are doesn't matter."""
+    """A node's completions of every other prompt, each as long as it may be; what the tokens are doesn't
+    matter."""
     draw = np.random.default_rng(node)
     places = [(p, s) for p in range(node, len(prompts), 2) for s in range(size.group)]
     tokens = [draw.integers(0, size.ids, size.total_tokens - len(prompts[p])) for p, _ in places]
@@ -327,7 +335,8 @@ def _longest(size: Size, prompts: list[list[int]], node: int) -> Rollouts:
 
 
 def resume(size: Size, device: torch.device, report: Report) -> None:
-    """6: a checkpoint written, checked and taken up again; the iteration after it comes out as it did without."""
+    """6: a checkpoint written, checked and taken up again; the iteration after it comes out as it did
+    without."""
     config = run_config(size, device)
     node = Participant(0, config, policy_of(size.small, size, config, device))
     node.policy.stop_ids = frozenset(
@@ -371,9 +380,9 @@ def _iteration(node: Participant, size: Size, step: int) -> list[np.ndarray]:
 
 
 def apart(start: dict[str, Tensor], one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
-    """How far two updates from one start are from each other, over the size of the first: 0 where they are equal,
-    about 1 where one forgot Adam's moments. Adam's steps have the learning rate's size whatever the gradient, so that
-    the weights' own difference would be small in any case."""
+    """How far two updates from one start are from each other, over the size of the first: 0 where they are
+    equal, about 1 where one forgot Adam's moments. Adam's steps have the learning rate's size whatever the
+    gradient, so that the weights' own difference would be small in any case."""
     difference = sum(float((one[n].double() - other[n].double()).square().sum()) for n in start) ** 0.5
     update = sum(float((one[n].double() - start[n].double()).square().sum()) for n in start) ** 0.5
     return difference / update if update else float("nan")

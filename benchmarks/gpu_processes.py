@@ -31,8 +31,8 @@ GPU_SHARE = 0.3
 
 
 def processes(size: Size, device: torch.device, report: Report) -> None:
-    """7: a run with a process a node on one card, and the tests that need a GPU. The tests make their own tiny models
-    first, a minute on a CPU."""
+    """7: a run with a process a node on one card, and the tests that need a GPU. The tests make their own
+    tiny models first, a minute on a CPU."""
     if device.type != "cuda":
         raise NotHere("it is about two processes on one GPU")
     with tempfile.TemporaryDirectory() as folder:
@@ -46,7 +46,8 @@ def processes(size: Size, device: torch.device, report: Report) -> None:
 
 
 def launch_two(folder: Path) -> dict[str, int]:
-    """Two tiny nodes with random weights, each in a process of its own; its exit code, and whether it is finished."""
+    """Two tiny nodes with random weights, each in a process of its own; its exit code, and whether it is
+    finished."""
     make_tokenizer(folder / "tok")
     make_data(folder / "data", DataSettings(train=16, validation=4, ood=4))
     for k in range(2):
@@ -55,7 +56,8 @@ def launch_two(folder: Path) -> dict[str, int]:
         make_tokenizer(folder / f"node{k}")
     settings = folder / "run.yaml"
     settings.write_text(yaml.safe_dump({
-        "name": "proof", "method": "tis", "transport": "processes", "iterations": 2, "prompts": 4, "group_size": 4,
+        "name": "proof", "method": "tis", "transport": "processes", "iterations": 2, "prompts": 4,
+        "group_size": 4,
         "nodes": [{"name": f"node{k}", "model": str(folder / f"node{k}")} for k in range(2)],
         "train": {"name": "tiny", "path": str(folder / "data/train.jsonl")},
         "rollout": {"prompt": "tiny-v1", "max_new_tokens": 24},
@@ -78,8 +80,8 @@ def _run(arguments: list[str]) -> subprocess.CompletedProcess:
 
 
 def engine(size: Size, device: torch.device, report: Report) -> None:
-    """8: an engine of vLLM on the trainer's card: its log-probs before an update and after it, what it holds while it
-    sleeps, and how long it takes to take up new weights."""
+    """8: an engine of vLLM on the trainer's card: its log-probs before an update and after it, what it holds
+    while it sleeps, and how long it takes to take up new weights."""
     if importlib.util.find_spec("vllm") is None:
         raise NotHere("vLLM isn't installed")
     config = run_config(size, device)

@@ -1,13 +1,15 @@
-"""Does what was written for GPUs hold on this one? Nine stages, thresholds fixed beforehand, PASS, FAIL or SKIP.
+"""Does what was written for GPUs hold on this one? Nine stages, thresholds fixed beforehand, PASS, FAIL or
+SKIP.
 
-    python benchmarks/gpu_proof.py --out proof.json                   # 12 minutes at most, the paper tier's shapes
-    python benchmarks/gpu_proof.py --out proof.json --stages 0,1,2    # those that decide about attention
-    python benchmarks/gpu_proof.py --out proof.json --toy             # seconds, on a CPU too: shows that this works
+    python benchmarks/gpu_proof.py --out proof.json                   # 12 minutes at most, the paper tier's
+    shapes python benchmarks/gpu_proof.py --out proof.json --stages 0,1,2    # those that decide about
+    attention python benchmarks/gpu_proof.py --out proof.json --toy             # seconds, on a CPU too: shows
+    that this works
 
-No model or data is downloaded: weights and prompts are random. Each stage runs in a process of its own within a time
-limit, so that one which hangs or crashes costs its own lines only, and the file is written anew after each.
-Exit code: 0 where something passed and nothing failed, 1 where something failed, 3 where nothing could be checked, and
-2 for a wrong call. docs/performance.md says what each stage shows and what a FAIL means.
+No model or data is downloaded: weights and prompts are random. Each stage runs in a process of its own within
+a time limit, so that one which hangs or crashes costs its own lines only, and the file is written anew after
+each. Exit code: 0 where something passed and nothing failed, 1 where something failed, 3 where nothing could
+be checked, and 2 for a wrong call. docs/performance.md says what each stage shows and what a FAIL means.
 
 It hasn't run on a GPU yet.
 """
@@ -87,7 +89,8 @@ LIMITS = (
     Limit("engine", "push_s", 0, 10, True),
 )
 SECONDS = {
-    "machine": 60, "exactness": 90, "first_calls": 120, "mismatch": 150, "iterations": 240, "pair": 150, "resume": 180,
+    "machine": 60, "exactness": 90, "first_calls": 120, "mismatch": 150, "iterations": 240, "pair": 150,
+    "resume": 180,
     "processes": 240, "engine": 300,
 }  # fmt: skip
 """After which a stage is ended."""
@@ -101,7 +104,8 @@ def main(arguments: list[str] | None = None) -> int:
     facts: dict[str, Any] = {
         "size": "toy" if given.toy else "full", "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "git": git_commit(), "python": sys.version.split()[0],
-        "packages": versions(("torch", "transformers", "peft", "vllm", "numpy", "pydantic", "safetensors", "nvidia-cudnn-cu13")),
+        "packages": versions(("torch", "transformers", "peft", "vllm", "numpy", "pydantic", "safetensors",
+        "nvidia-cudnn-cu13")),
         "limits": [asdict(limit) for limit in LIMITS], "stages": [], "verdict": None,
     }  # fmt: skip
     try:
@@ -162,9 +166,10 @@ def _stages(text: str) -> list[int]:
 
 
 def in_a_process(name: str, toy: bool, limit: float) -> dict[str, Any]:
-    """What a stage measured in a process of its own, and how that ended: done, skipped, raised, died or hung."""
-    # At full size a fresh interpreter a stage, since a CUDA that was touched before a fork would be broken; at toy size
-    # the imports, which take longer than the stages, are made once.
+    """What a stage measured in a process of its own, and how that ended: done, skipped, raised, died or
+    hung."""
+    # At full size a fresh interpreter a stage, since a CUDA that was touched before a fork would be broken;
+    # at toy size the imports, which take longer than the stages, are made once.
     context = multiprocessing.get_context("forkserver" if toy else "spawn")
     context.set_forkserver_preload(["gpu_models", "gpu_processes"])
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,5 @@
-"""What a stage of `gpu_proof.py` is made of: its sizes, the numbers that it hands in, and the process that it runs in."""
+"""What a stage of `gpu_proof.py` is made of: its sizes, the numbers that it hands in, and the process that it
+runs in."""
 
 from __future__ import annotations
 
@@ -20,11 +21,13 @@ from ftis.suite import cost
 from ftis.suite.memory import Shape
 
 STAGES = {
-    "machine": "gpu_kernels", "exactness": "gpu_kernels", "first_calls": "gpu_kernels", "mismatch": "gpu_models",
+    "machine": "gpu_kernels", "exactness": "gpu_kernels", "first_calls": "gpu_kernels",
+    "mismatch": "gpu_models",
     "iterations": "gpu_models", "pair": "gpu_models", "resume": "gpu_models", "processes": "gpu_processes",
     "engine": "gpu_processes",
 }  # fmt: skip
-"""Name of a stage, which is that of its function, and the module that it is in; in the order of their numbers."""
+"""Name of a stage, which is that of its function, and the module that it is in; in the order of their
+numbers."""
 
 
 class NotHere(Exception):
@@ -33,7 +36,8 @@ class NotHere(Exception):
 
 @dataclass(frozen=True)
 class Size:
-    """How large the stages are. The large one has the paper tier's shapes; the toy runs on a CPU in seconds."""
+    """How large the stages are. The large one has the paper tier's shapes; the toy runs on a CPU in
+    seconds."""
 
     large: Shape
     small: Shape
@@ -71,11 +75,13 @@ def _toy(layers: int) -> Shape:
 
 # Lengths of a prompt: GSM8K under chat-v1, its mean about 112; the rest is workflow/config/tiers/paper.yaml.
 FULL = Size(
-    _qwen("3b"), _qwen("1.5b"), VOCABULARY["3b"][1], group=12, prompts=16, prompt_tokens=(60, 275), total_tokens=760,
+    _qwen("3b"), _qwen("1.5b"), VOCABULARY["3b"][1], group=12, prompts=16, prompt_tokens=(60, 275),
+    total_tokens=760,
     ends=250, micro_batch_tokens=4096, attention=(16, 2, 128), keys=(512, 112), rows=144, logits=None,
 )  # fmt: skip
 TOY = Size(
-    _toy(2), _toy(1), 500, group=4, prompts=2, prompt_tokens=(5, 12), total_tokens=40, ends=10, micro_batch_tokens=256,
+    _toy(2), _toy(1), 500, group=4, prompts=2, prompt_tokens=(5, 12), total_tokens=40, ends=10,
+    micro_batch_tokens=256,
     attention=(4, 2, 16), keys=(128, 20), rows=6, logits=(2**14, 2**16),
 )  # fmt: skip
 

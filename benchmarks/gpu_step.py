@@ -1,13 +1,14 @@
-"""One node's iterations on a model with random weights: seconds, tokens a second, MFU, and peak memory beside the estimate.
+"""One node's iterations on a model with random weights: seconds, tokens a second, MFU, and peak memory beside
+the estimate.
 
     python benchmarks/gpu_step.py --shape 3b                 # Qwen2.5-3B's shape on one GPU, bfloat16 compute
     python benchmarks/gpu_step.py --shape 1.5b --lora
     python benchmarks/gpu_step.py --shape toy --prompts 2 --group 4 --new-tokens 24    # seconds on a CPU
 
-No model or data is downloaded: the weights and the prompts are random, so nothing is learned, and all completions
-run to their full length. It has run on a CPU at the toy size; on a GPU it has not run yet. Two iterations are made, since
-Adam's moments are there from the first update on; the second is reported. On a CPU the peak is that of the process's
-resident memory over what it was before the model was made.
+No model or data is downloaded: the weights and the prompts are random, so nothing is learned, and all
+completions run to their full length. It has run on a CPU at the toy size; on a GPU it has not run yet. Two
+iterations are made, since Adam's moments are there from the first update on; the second is reported. On a CPU
+the peak is that of the process's resident memory over what it was before the model was made.
 """
 
 import argparse
@@ -92,7 +93,8 @@ def measure(given: argparse.Namespace) -> dict:
     rows, ids = VOCABULARY[given.shape]
     shape = memory.Shape(**SHAPES[given.shape], num_key_value_heads=2, vocab_size=rows)
     config = parse(RUN_CONFIG, {
-        "name": "step", "method": "alone", "iterations": 2, "prompts": given.prompts, "group_size": given.group,
+        "name": "step", "method": "alone", "iterations": 2, "prompts": given.prompts,
+        "group_size": given.group,
         "train": {"name": "gsm8k"},
         "rollout": {"prompt": "tiny-v1", "max_new_tokens": given.new_tokens, "max_batch": 144},
         "optim": {"micro_batch_tokens": given.micro_batch_tokens},
@@ -127,15 +129,18 @@ def measure(given: argparse.Namespace) -> dict:
     flops = cost.update_flops(shape, config.nodes[0], trained, line.tokens_trained)
     seconds = {k: round(node.seconds[k], 3) for k in ("sample", "update")}
     return {
-        "shape": given.shape, "parameters": shape.parameters, "trained": sum(p.numel() for p in node.params.values()),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu", "compute": config.nodes[0].compute_dtype,
+        "shape": given.shape, "parameters": shape.parameters,
+        "trained": sum(p.numel() for p in node.params.values()),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "compute": config.nodes[0].compute_dtype,
         "gradient_checkpointing": not given.no_checkpointing, "lora": given.lora, "grad_norm": line.grad_norm,
         "seconds": seconds,
         "sampled_tokens_per_s": round(line.tokens_generated / seconds["sample"], 1),
         "trained_tokens_per_s": round(trained / seconds["update"], 1),
         "update_tflops_per_s": round(flops / seconds["update"] / 1e12, 3),
         "mfu": round(flops / seconds["update"] / card.flops, 4) if card else None,
-        "peak_bytes": peak, "estimated_bytes": int(estimate.peak), "measured_over_estimated": round(peak / estimate.peak, 3),
+        "peak_bytes": peak, "estimated_bytes": int(estimate.peak),
+        "measured_over_estimated": round(peak / estimate.peak, 3),
         "estimate": {k: int(v) for k, v in dataclasses.asdict(estimate).items()},
     }  # fmt: skip
 
@@ -168,12 +173,14 @@ def random_policy(shape: memory.Shape, ids: int, config, device: torch.device) -
 
 
 def warm_libraries(device: torch.device) -> None:
-    """Load what the first use of torch, transformers and PEFT loads, so that it isn't counted as the model's."""
+    """Load what the first use of torch, transformers and PEFT loads, so that it isn't counted as the
+    model's."""
     import peft  # noqa: F401
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     config = Qwen2Config(
-        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, intermediate_size=8, vocab_size=16
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, intermediate_size=8,
+        vocab_size=16
     )  # fmt: skip
     lm = Qwen2ForCausalLM(config).to(device)
     lm(input_ids=torch.zeros(1, 4, dtype=torch.int64, device=device)).logits.sum().backward()

@@ -6,15 +6,16 @@
     python benchmarks/grpo_step.py --model xs s --trl-rows 24                  # TRL in micro-batches too
     python benchmarks/grpo_step.py --model xs s --micro-batch-tokens 8192      # ours as it is by default
 
-Both sides: the same model folder, prompts, completions a prompt, longest completion, float32, AdamW, reward function
-(ours), one update an iteration, no reference model, no checkpoint, and the same settings of malloc and OpenMP. XS and S
-are briefly warmed up first, so that groups have unequal rewards; the 10M shape has random weights, and its rewards are
-0. TRL takes an iteration's completions in one batch unless --trl-rows cuts it up; ours in micro-batches of 2,048
-tokens, a quarter of the default. Each measurement is a process of its own, A B A B; an iteration's time is the median
-without the first, memory is the peak above what the process held after its imports. On a CPU TRL's log-prob head keeps
-several temporaries of a tile, up to 4,096 tokens by 32,768 ids in float32: 512 MiB each where the vocabulary is that
-large, 1.5 MiB under the tiny models' 93 ids.
-Puts its rows into benchmarks/results/grpo_step.json.
+Both sides: the same model folder, prompts, completions a prompt, longest completion, float32, AdamW, reward
+function (ours), one update an iteration, no reference model, no checkpoint, and the same settings of malloc
+and OpenMP. XS and S are briefly warmed up first, so that groups have unequal rewards; the 10M shape has
+random weights, and its rewards are
+0. TRL takes an iteration's completions in one batch unless --trl-rows cuts it up; ours in micro-batches of
+2,048 tokens, a quarter of the default. Each measurement is a process of its own, A B A B; an iteration's time
+is the median without the first, memory is the peak above what the process held after its imports. On a CPU
+TRL's log-prob head keeps several temporaries of a tile, up to 4,096 tokens by 32,768 ids in float32: 512 MiB
+each where the vocabulary is that large, 1.5 MiB under the tiny models' 93 ids. Puts its rows into
+benchmarks/results/grpo_step.json.
 """
 
 import one_thread  # isort: skip
@@ -136,7 +137,8 @@ def trl(model: str, size: dict, threads: int, scratch: Path) -> dict:
             gradient_checkpointing=False, bf16=False, use_cpu=True, save_strategy="no", report_to="none",
             logging_strategy="no", disable_tqdm=True, seed=0,
         ),
-        train_dataset=Dataset.from_list([{"prompt": q["question"], "gold": q["answer"].split()[-1]} for q in questions(64)]),
+        train_dataset=Dataset.from_list([{"prompt": q["question"],
+        "gold": q["answer"].split()[-1]} for q in questions(64)]),
         processing_class=PreTrainedTokenizerFast.from_pretrained(model, padding_side="left"),
         callbacks=[Clock()],
     )  # fmt: skip
@@ -147,8 +149,8 @@ def trl(model: str, size: dict, threads: int, scratch: Path) -> dict:
 
 
 def report(wall, cpu, tokens, rewards, held: float, started: float) -> dict:
-    """Medians without the first iteration, which warms up; means of the reward and of the share of groups whose
-    advantages are all 0."""
+    """Medians without the first iteration, which warms up; means of the reward and of the share of groups
+    whose advantages are all 0."""
     seconds = statistics.median(wall[1:])
     return {
         "seconds": round(seconds, 4), "cpu_seconds": round(statistics.median(cpu[1:]), 4),
@@ -162,7 +164,8 @@ def report(wall, cpu, tokens, rewards, held: float, started: float) -> dict:
 
 
 def shaped(name: str, folder: Path, warm_steps: int = 0) -> str:
-    """A model of a tiny size, fresh or warmed up, or a fresh one of 10M parameters, with the tiny tokenizer."""
+    """A model of a tiny size, fresh or warmed up, or a fresh one of 10M parameters, with the tiny
+    tokenizer."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -184,7 +187,8 @@ def shaped(name: str, folder: Path, warm_steps: int = 0) -> str:
         return str(folder)
     tokens = vocabulary()
     Qwen2ForCausalLM(Qwen2Config(
-        hidden_size=256, num_hidden_layers=10, intermediate_size=1024, num_attention_heads=4, num_key_value_heads=2,
+        hidden_size=256, num_hidden_layers=10, intermediate_size=1024, num_attention_heads=4,
+        num_key_value_heads=2,
         vocab_size=len(tokens), tie_word_embeddings=True, bos_token_id=None, eos_token_id=tokens.index(EOS),
         max_position_embeddings=512, dtype="float32",
     )).save_pretrained(folder)  # fmt: skip
@@ -251,7 +255,8 @@ def measure(label: str, folder: str, size: dict, threads: int, turns: int, envir
         }
         print(
             f"{label:10}{threads:8}{side:>6}{s['seconds']:9.3f}{s['cpu_seconds']:9.3f}{s['tokens_a_second']:8.0f}"
-            f"{s['peak_mib']:7.0f}{s['start_seconds']:9.2f}{s['reward']:8.3f}{s['zero_advantage']:7.2f}", flush=True
+            f"{s['peak_mib']:7.0f}{s['start_seconds']:9.2f}{s['reward']:8.3f}{s['zero_advantage']:7.2f}",
+            flush=True
         )  # fmt: skip
     row["trl"]["version"] = runs["trl"][0]["version"]
     pairs = list(zip(runs["ours"], runs["trl"]))

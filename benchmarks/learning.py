@@ -66,7 +66,8 @@ def main() -> None:
             rows.append(row)
             print(
                 f"seed {seed}: greedy {before:.3f} -> {after:.3f} ({100 * (after - before):+.1f} points), "
-                f"warm start {row['warm_cpu_s']} CPU s, 50 iterations with two validations {row['alone_cpu_s']} CPU s",
+                f"warm start {row['warm_cpu_s']} CPU s, 50 iterations with two validations "
+                f"{row['alone_cpu_s']} CPU s",
                 flush=True,
             )
         nodes = tuple(

@@ -1,15 +1,16 @@
-"""Forward and backward of log-probs under a vocabulary of 151,936: memory and time, of the head and of a whole model.
+"""Forward and backward of log-probs under a vocabulary of 151,936: memory and time, of the head and of a
+whole model.
 
     python benchmarks/logprob_memory.py            # the head at 4,096, 16,384 and 65,536 tokens; a 43M model
     python benchmarks/logprob_memory.py --what head --tokens 16384 --trl-tokens 16384
 
-Each measurement is a process of its own with one thread, the paths in turn: peak memory above what it held before (the
-weights and hidden states), and CPU seconds of one pass after a small one that warms up; median and range. Paths:
-`plain` (log_softmax of the whole logits), `recompute` (chunks computed again in the backward), `ours`
-(ftis.model.logprobs.accumulate), and `trl` (its chunked head, where TRL is installed; on a CPU its tiles of 4,096 tokens
-by 32,768 ids keep several temporaries of 512 MiB). A path that would not fit in memory is left out, and so are `trl`
-and `recompute` at more tokens than --trl-tokens, since they take long. Puts its rows into
-benchmarks/results/logprob_memory.json.
+Each measurement is a process of its own with one thread, the paths in turn: peak memory above what it held
+before (the weights and hidden states), and CPU seconds of one pass after a small one that warms up; median
+and range. Paths: `plain` (log_softmax of the whole logits), `recompute` (chunks computed again in the
+backward), `ours` (ftis.model.logprobs.accumulate), and `trl` (its chunked head, where TRL is installed; on a
+CPU its tiles of 4,096 tokens by 32,768 ids keep several temporaries of 512 MiB). A path that would not fit in
+memory is left out, and so are `trl` and `recompute` at more tokens than --trl-tokens, since they take long.
+Puts its rows into benchmarks/results/logprob_memory.json.
 """
 
 import one_thread  # noqa: F401  # isort: skip
@@ -77,7 +78,8 @@ def model(path: str, tokens: int) -> dict:
 
     torch.manual_seed(0)
     lm = Qwen2ForCausalLM(Qwen2Config(
-        vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=5, intermediate_size=704, num_attention_heads=4,
+        vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=5, intermediate_size=704,
+        num_attention_heads=4,
         num_key_value_heads=2, tie_word_embeddings=True, attn_implementation="sdpa", dtype="float32",
     ))  # fmt: skip
     weight = lm.get_output_embeddings().weight

@@ -11,7 +11,8 @@ from ftis.provenance import versions
 
 
 def peak_mib() -> float:
-    """Most memory that this process has held. (ru_maxrss would also count what its parent held when it was started.)"""
+    """Most memory that this process has held. (ru_maxrss would also count what its parent held when it was
+    started.)"""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
@@ -22,8 +23,8 @@ def spread(values: Sequence[float], digits: int = 2) -> list[float]:
 
 
 def run(command: list, **options) -> dict[str, float]:
-    """Run a command to its end: its exit status, and seconds, CPU seconds and peak memory of it and all that it waits
-    for. The peak isn't below what this process has held."""
+    """Run a command to its end: its exit status, and seconds, CPU seconds and peak memory of it and all that
+    it waits for. The peak isn't below what this process has held."""
     began = time.perf_counter()
     process = subprocess.Popen(command, **options)
     _, status, used = os.wait4(process.pid, 0)

@@ -1,11 +1,13 @@
-"""Import first: one thread, idle threads sleep, and freed memory stays with the process, as the workflow sets it."""
+"""Import first: one thread, idle threads sleep, and freed memory stays with the process, as the workflow sets
+it."""
 
 import os
 import sys
 
 WANTED = {
     "OMP_NUM_THREADS": "1",
-    # Where more threads are asked for: two that spin while they wait take each other's core on a shared machine.
+    # Where more threads are asked for: two that spin while they wait take each other's core on a shared
+    # machine.
     "OMP_WAIT_POLICY": "PASSIVE",
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),

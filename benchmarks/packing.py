@@ -1,10 +1,11 @@
-"""Forward and backward of completions' log-probs: packed, packed with each row's own prompt, and in padded rows.
+"""Forward and backward of completions' log-probs: packed, packed with each row's own prompt, and in padded
+rows.
 
     python benchmarks/packing.py
 
-16 prompts x 12 completions of 5 to 48 tokens on fresh XS and S models, one thread; CPU seconds, medians of 7 with
-lowest and highest, the paths in turn. Padded rows go through transformers' own forward with SDPA, a prompt in each; the
-log-prob head is the same. Writes benchmarks/results/packing.json.
+16 prompts x 12 completions of 5 to 48 tokens on fresh XS and S models, one thread; CPU seconds, medians of 7
+with lowest and highest, the paths in turn. Padded rows go through transformers' own forward with SDPA, a
+prompt in each; the log-prob head is the same. Writes benchmarks/results/packing.json.
 """
 
 import one_thread  # noqa: F401  # isort: skip

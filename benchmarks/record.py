@@ -12,7 +12,8 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def _commit() -> dict[str, Any] | None:
-    """The commit, `dirty` if anything but results was changed since: the last benchmark's lie there uncommitted."""
+    """The commit, `dirty` if anything but results was changed since: the last benchmark's lie there
+    uncommitted."""
     git = git_commit()
     if git:
         command = [
@@ -48,8 +49,8 @@ def write(name: str, **facts: Any) -> None:
 def add(name: str, row: dict[str, Any], *same: str, **facts: Any) -> None:
     """Put a row into results/NAME.json, in place of the one that agrees with it in the fields `same`.
 
-    Rows are measured at different times, so that each has a commit and a load of its own. The file's top has the
-    machine and the packages; a row has them only where they are others.
+    Rows are measured at different times, so that each has a commit and a load of its own. The file's top has
+    the machine and the packages; a row has them only where they are others.
     """
     path, machine = RESULTS / f"{name}.json", _machine()
     top = json.loads(path.read_text()) if path.exists() else {}

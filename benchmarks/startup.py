@@ -2,9 +2,9 @@
 
     python benchmarks/startup.py                          # about a CPU minute
 
-Each is a process of its own, 5 times in turn, on one thread: importing torch alone; --help; an error (a settings file
-that isn't there); and a run of one tiny model, ended where its first iteration would begin. CPU and wall seconds, lowest,
-median and highest. Writes benchmarks/results/startup.json.
+Each is a process of its own, 5 times in turn, on one thread: importing torch alone; --help; an error (a
+settings file that isn't there); and a run of one tiny model, ended where its first iteration would begin. CPU
+and wall seconds, lowest, median and highest. Writes benchmarks/results/startup.json.
 """
 
 import one_thread  # noqa: F401  # isort: skip

@@ -2,13 +2,13 @@
 
     python benchmarks/step_time.py                       # XS, S and a 10M Qwen2 shape, one thread
 
-16 prompts x 12 completions of at most 48 tokens, one model alone, float32. The peaks are measured first: a float32
-product of 1,024 x 1,024 matrices, and copying 256 MiB. Products are counted as 2 FLOP a weight and token in a forward,
-6 in an update (forward, gradients of inputs and of weights), attention and elementwise passes not counted: the part of
-the peak that a phase reaches is what it would take if nothing but its products took time. Beside it stands what an
-update's traffic would take at the copy's bandwidth, at least: what autograd keeps for the backward is written once and
-read once. Much of that stays in caches, so this says when memory could be the limit, not that it is. Puts its rows into
-benchmarks/results/step_time.json.
+16 prompts x 12 completions of at most 48 tokens, one model alone, float32. The peaks are measured first: a
+float32 product of 1,024 x 1,024 matrices, and copying 256 MiB. Products are counted as 2 FLOP a weight and
+token in a forward, 6 in an update (forward, gradients of inputs and of weights), attention and elementwise
+passes not counted: the part of the peak that a phase reaches is what it would take if nothing but its
+products took time. Beside it stands what an update's traffic would take at the copy's bandwidth, at least:
+what autograd keeps for the backward is written once and read once. Much of that stays in caches, so this says
+when memory could be the limit, not that it is. Puts its rows into benchmarks/results/step_time.json.
 """
 
 import one_thread  # noqa: F401  # isort: skip

@@ -4,16 +4,17 @@
 
 On two tuning seeds that no result is reported for, this measures
 1. what a warm start knows: accuracy greedy and at T = 1, in and out of distribution, by its settings;
-2. how far apart two warm models are: KL(gen || theta) of a completion, and the overlap E_gen[min(1, theta / gen)],
+2. how far apart two warm models are: KL(gen || theta) of a completion, and the overlap E_gen[min(1, theta /
+gen)],
    the mass that their distributions over completions share;
 3. how each model learns alone, by learning rate.
-The rule: the first of the warm starts tried, from the farthest apart to the nearest, with which for every model on
-both seeds accuracy at T = 1 is at least 0.3, greedy at most 0.75 and greedy out of distribution between 0.15 and 0.60,
-and with which the median KL of every ordered pair lies between 5 and 100, the thresholds g of the paper: a filter whose
-threshold nothing or everything passes says nothing about g. Then the largest learning rate at which, in either seed,
-no model alone ends more than 2 points below its best validation at T = 1 (it would be unstable) or above 0.95 (a ceiling
-hides differences).
-Writes benchmarks/results/tiny_setup.json.
+The rule: the first of the warm starts tried, from the farthest apart to the nearest, with which for every
+model on both seeds accuracy at T = 1 is at least 0.3, greedy at most 0.75 and greedy out of distribution
+between 0.15 and 0.60, and with which the median KL of every ordered pair lies between 5 and 100, the
+thresholds g of the paper: a filter whose threshold nothing or everything passes says nothing about g. Then
+the largest learning rate at which, in either seed, no model alone ends more than 2 points below its best
+validation at T = 1 (it would be unstable) or above 0.95 (a ceiling hides differences). Writes
+benchmarks/results/tiny_setup.json.
 """
 
 import argparse

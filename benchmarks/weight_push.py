@@ -1,13 +1,14 @@
 """Weights into another process: through the shared block that vLLM's engines have, against a pickling pipe.
 
     python benchmarks/weight_push.py                       # a minute
-    .venv-vllm/bin/python benchmarks/weight_push.py --engine        # a real engine's push beside it, loading included
+    .venv-vllm/bin/python benchmarks/weight_push.py --engine        # a real engine's push beside it, loading
+    included
 
-The tensors are those of SmolLM2-135M (random), kept in float32 and handed over as float32 or bfloat16. The other
-process copies each tensor once, as an engine's does before vLLM takes it, and answers at the end. The pipe is how it
-was done before: each tensor cast, then its bytes sent. The sides take turns; the first turn, in which the block is made, is a
-number of its own. GB are 10^9 bytes of what arrives, CPU seconds those of both processes. Puts its rows into
-benchmarks/results/weight_push.json.
+The tensors are those of SmolLM2-135M (random), kept in float32 and handed over as float32 or bfloat16. The
+other process copies each tensor once, as an engine's does before vLLM takes it, and answers at the end. The
+pipe is how it was done before: each tensor cast, then its bytes sent. The sides take turns; the first turn,
+in which the block is made, is a number of its own. GB are 10^9 bytes of what arrives, CPU seconds those of
+both processes. Puts its rows into benchmarks/results/weight_push.json.
 """
 
 import one_thread  # noqa: F401  # isort: skip
@@ -32,7 +33,8 @@ from ftis.model.vllm.push import Reader, Writer
 
 SMOLLM2 = {
     "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
-    "num_key_value_heads": 3, "vocab_size": 49152, "tie_word_embeddings": True, "max_position_embeddings": 8192,
+    "num_key_value_heads": 3, "vocab_size": 49152, "tie_word_embeddings": True,
+    "max_position_embeddings": 8192,
 }  # fmt: skip
 Weights = dict[str, Tensor]
 
@@ -46,9 +48,9 @@ def from_pipe(pipe: Connection) -> Iterator[tuple[str, Tensor]]:
 
 def into_pipe(pipe: Connection, weights: Weights, dtype: torch.dtype) -> None:
     for name, tensor in weights.items():
-        tensor = tensor.detach().to(dtype).contiguous()
-        pipe.send((name, str(dtype).removeprefix("torch."), tuple(tensor.shape)))
-        pipe.send_bytes(memoryview(tensor.flatten().view(torch.uint8).numpy()))
+        sent = tensor.detach().to(dtype).contiguous()
+        pipe.send((name, str(dtype).removeprefix("torch."), tuple(sent.shape)))
+        pipe.send_bytes(memoryview(sent.flatten().view(torch.uint8).numpy()))
     pipe.send(None)
 
 

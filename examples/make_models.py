@@ -1,8 +1,10 @@
-"""Two tiny language models and arithmetic problems for the examples, made in a minute of one CPU core; no network.
+"""Two tiny language models and arithmetic problems for the examples, made in a minute of one CPU core; no
+network.
 
     python examples/make_models.py            # writes examples/made/
 
-`base` and `coder` have 0.1M parameters each and Qwen2's architecture, share a tokenizer, and write in styles of their own.
+`base` and `coder` have 0.1M parameters each and Qwen2's architecture, share a tokenizer, and write in styles
+of their own.
 """
 
 import sys
@@ -14,7 +16,8 @@ MADE = Path("examples/made")
 
 
 def make_models(out: Path = MADE, steps: int = 700) -> None:
-    """Make what isn't there; `steps` of supervised training a model (a fifth of its answers is right after 700)."""
+    """Make what isn't there; `steps` of supervised training a model (a fifth of its answers is right after
+    700)."""
     if not (out / "tokenizer").exists():
         make_tokenizer(out / "tokenizer")
     if not (out / "data").exists():

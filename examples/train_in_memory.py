@@ -1,6 +1,7 @@
 """A pair with F-TIS and the same model alone, trained in memory: no folder, no lock, nothing left behind.
 
-python examples/train_in_memory.py        # under a minute on one CPU core, and another to make the models once
+python examples/train_in_memory.py        # under a minute on one CPU core, and another to make the models
+once
 """
 
 from make_models import make_models

@@ -1,7 +1,8 @@
-"""F-TIS: collaborative GRPO between different language models, and the suite that measures it (arXiv 2605.22537).
+"""F-TIS: collaborative GRPO between different language models, and the suite that measures it (arXiv
+2605.22537).
 
-Nothing is imported before it is asked for: `import ftis` takes milliseconds, torch comes with the first name that
-needs it. `docs/architecture.md` says which room each name lives in.
+Nothing is imported before it is asked for: `import ftis` takes milliseconds, torch comes with the first name
+that needs it. `docs/architecture.md` says which room each name lives in.
 """
 
 from __future__ import annotations

@@ -56,8 +56,8 @@ class NodeConfig:
     backend: Literal["transformers", "vllm"] | None = None
     """What samples for this node; None: that of `rollout`."""
     attack: str | None = None
-    """What the node makes of its rollouts before it sends them (key of `ftis.swarm.attacks.ATTACKS`); None: it is
-    honest."""
+    """What the node makes of its rollouts before it sends them (key of `ftis.swarm.attacks.ATTACKS`); None:
+    it is honest."""
 
 
 def _what_samples(backend: str) -> str:
@@ -84,11 +84,12 @@ class Rollout:
     backend: Annotated[Literal["auto", "transformers", "vllm"], AfterValidator(_what_samples)] = (
         "transformers"
     )
-    """What samples: the trainer's own model, or an engine of vLLM a node, which must be installed. auto: vLLM where it
-    is installed; the settings of a run hold what that came to, and so do its recipe and its config.yaml."""
+    """What samples: the trainer's own model, or an engine of vLLM a node, which must be installed. auto: vLLM
+    where it is installed; the settings of a run hold what that came to, and so do its recipe and its
+    config.yaml."""
     gpu_memory_utilization: float = Field(default=0.4, gt=0, lt=1)
-    """vllm on a GPU: the engine's share of the card that it has in common with the trainer, for its weights and
-    key-value cache; it gives them up during the update."""
+    """vllm on a GPU: the engine's share of the card that it has in common with the trainer, for its weights
+    and key-value cache; it gives them up during the update."""
 
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -109,8 +110,8 @@ class Optim:
     mini_batches: int = Field(default=1, ge=1)
     """Updates an iteration."""
     micro_batch_tokens: int = Field(default=8192, ge=1)
-    """Tokens in one forward and backward, at most, completions counted with padding and a group's prompt once;
-    changes memory and speed, never the result."""
+    """Tokens in one forward and backward, at most, completions counted with padding and a group's prompt
+    once; changes memory and speed, never the result."""
     skip_zero_advantage: bool = False
     """Leave completions of advantage 0 out of the forward pass. Weights come out the same; the statistics
     of ratios and KL are then over the others alone. Real models have many groups of equal rewards."""
@@ -163,8 +164,8 @@ class RunConfig:
     patience: int = Field(default=3, ge=1)
     """Iterations in a row with something of a node refused, after which the others take nothing of it."""
     nonfinite_updates: int = Field(default=1, ge=1)
-    """Updates of a node with NaN or infinity in the loss or gradient, after which the run ends. Each is left out
-    and explained in state/nonfinite; weights that aren't finite end the run at once."""
+    """Updates of a node with NaN or infinity in the loss or gradient, after which the run ends. Each is left
+    out and explained in state/nonfinite; weights that aren't finite end the run at once."""
     readings: Readings = Readings()
     reward: RewardShape = "strict"
     """Key of `ftis.tasks.grading.verdict.FORMATS`: what shape a completion must have to earn a reward."""
@@ -175,8 +176,8 @@ class RunConfig:
     threads: int | None = Field(default=None, ge=1, le=4096)
     """torch CPU threads of a process; None: torch's default."""
     transport: Literal["local", "processes"] = "local"
-    """local: all nodes in one process; processes: a process for each node, which exchange over TCP. The result
-    is the same, unless a node is lost: then the others finish without it."""
+    """local: all nodes in one process; processes: a process for each node, which exchange over TCP. The
+    result is the same, unless a node is lost: then the others finish without it."""
     deadline: float = Field(default=1800.0, gt=0)
     """Seconds that a node waits for another's samples, when transport is processes, before it goes on without
     it for good. A node whose process ends is noticed at once."""
@@ -250,7 +251,8 @@ def load_run(
     """A run's settings from a YAML or JSON file, or a mapping of them.
 
     `overrides` replaces settings by their dotted names, list entries by their index (`{"optim.warmup": 5,
-    "nodes.0.learning_rate": 1e-6}`), and `changes` those at the top. Raises UserError that names every field in error.
+    "nodes.0.learning_rate": 1e-6}`), and `changes` those at the top. Raises UserError that names every field
+    in error.
 
     >>> run = ftis.load_run("examples/pair.yaml", {"optim.warmup": 5}, cap=1.0)
     >>> isinstance(run, ftis.RunConfig), run.threshold, run.optim.warmup, run.cap

@@ -15,8 +15,8 @@ class UserError(Exception):
 
 
 class Interrupted(UserError):
-    """Something outside broke a job off that may go well another time; the CLI exits with 1, and the workflow tries
-    it again."""
+    """Something outside broke a job off that may go well another time; the CLI exits with 1, and the workflow
+    tries it again."""
 
     exit_code = 1
 

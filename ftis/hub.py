@@ -39,7 +39,8 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 def has_model(model: str, revision: str | None) -> bool:
-    """Whether a model's settings, all its weights and its tokenizer are in the cache: a download may have ended early."""
+    """Whether a model's settings, all its weights and its tokenizer are in the cache: a download may have
+    ended early."""
     from huggingface_hub import try_to_load_from_cache
 
     def cached(file: str) -> Path | None:
@@ -83,6 +84,7 @@ def commit_of(model: str, revision: str | None) -> str:
 def no_copy(what: str, name: str, reason: str) -> str:
     """The message for a model or dataset that is neither here nor to be had; it names both ways out."""
     return (
-        f"{what} {name}: no local copy, and the hub can't be used ({reason}). Either run where there is a network "
+        f"{what} {name}: no local copy, and the hub can't be used ({reason}). Either run where there is a "
+        "network "
         f"(or with HF_HOME at a filled cache), or give a local path instead of {name}"
     )

@@ -25,7 +25,9 @@ def locked(file: TextIO, kind: int = fcntl.LOCK_EX) -> bool:
         if error.errno not in NO_LOCKS:
             raise
         raise UserError(
-            f"{file.name}: this file system has no locks ({error.strerror}), which keep two processes from writing the "
-            "same files; have Lustre mounted with -o flock and NFS with its lock service, or take another folder"
+            f"{file.name}: this file system has no locks ({error.strerror}), which keep two processes from "
+            "writing the "
+            "same files; have Lustre mounted with -o flock and NFS with its lock service, or take another "
+            "folder"
         ) from None
     return True

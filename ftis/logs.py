@@ -1,6 +1,7 @@
 """What the library says while it works: loggers below "ftis", silent unless somebody listens.
 
-A program that imports ftis decides with `logging` what to do with it; the command line shows it as plain lines.
+A program that imports ftis decides with `logging` what to do with it; the command line shows it as plain
+lines.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import sys
 
 
 class _Lines(logging.Handler):
-    """Plain lines on standard error, warnings marked as such; the stream is looked up each time, so that it can be
-    redirected."""
+    """Plain lines on standard error, warnings marked as such; the stream is looked up each time, so that it
+    can be redirected."""
 
     def emit(self, record: logging.LogRecord) -> None:
         mark = "warning: " if record.levelno >= logging.WARNING else ""

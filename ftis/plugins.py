@@ -13,10 +13,11 @@ from ftis.errors import UserError
 
 
 def load_plugins(group: str, variable: str, take: Callable[[str, object], None]) -> None:
-    """Import what installed packages offer under the entry point `group`, then run the Python files that the environment
-    variable `variable` names, as PATH does.
+    """Import what installed packages offer under the entry point `group`, then run the Python files that the
+    environment variable `variable` names, as PATH does.
 
-    `take` is called with each entry point's name and object. Raises UserError that names what can't be loaded.
+    `take` is called with each entry point's name and object. Raises UserError that names what can't be
+    loaded.
     """
     for point in entry_points(group=group):
         try:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -39,10 +40,8 @@ def versions(packages: tuple[str, ...]) -> dict[str, str]:
     """Installed versions of those packages that are installed."""
     found = {}
     for package in packages:
-        try:
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            pass
     return found
 
 

@@ -1,4 +1,5 @@
-"""What every settings class shares: strict fields with their meaning as docstring, and errors that name the field."""
+"""What every settings class shares: strict fields with their meaning as docstring, and errors that name the
+field."""
 
 from __future__ import annotations
 
@@ -29,15 +30,16 @@ Class = TypeVar("Class")
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(Field,))
 def settings(cls: type[Class]) -> type[Class]:
-    """Make a class of fields with their docstrings a settings class: frozen, and without room for an unknown key."""
+    """Make a class of fields with their docstrings a settings class: frozen, and without room for an unknown
+    key."""
     config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
     return cast(type[Class], dataclass(frozen=True, kw_only=True, config=config)(cls))
 
 
 @plain_dataclass(frozen=True)
 class OneOf:
-    """Of the type of a setting, Annotated[str, OneOf(...)]: it names an entry of a registry, and is checked against what
-    is registered when it is read, so that a new entry is one line."""
+    """Of the type of a setting, Annotated[str, OneOf(...)]: it names an entry of a registry, and is checked
+    against what is registered when it is read, so that a new entry is one line."""
 
     kind: str
     names: Collection[str]

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-# Other tiny models, which nothing that a test expects may hang on: a processor that rounds otherwise makes others too.
+# Other tiny models, which nothing that a test expects may hang on: a processor that rounds otherwise makes
+# others too.
 SEED = int(os.environ.get("FTIS_TINY_SEED", "1"))
 
 
 def pytest_configure(config):
-    """Tests are written for CPUs: there is no GPU unless the run selects those that need one (-m gpu). This is before
-    any test imports torch."""
+    """Tests are written for CPUs: there is no GPU unless the run selects those that need one (-m gpu). This
+    is before any test imports torch."""
     if not re.search(r"(?<!not )\bgpu\b", config.option.markexpr):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
@@ -31,7 +32,8 @@ def _said():
     logs.show()
 
 
-# The longest first: tests are dealt out a file at a time, in this order, and none that takes minutes may begin last.
+# The longest first: tests are dealt out a file at a time, in this order, and none that takes minutes may
+# begin last.
 LONGEST = ("tests/slurm/", "tests/runs/", "tests/whole/", "tests/swarm/", "tests/tasks/")
 
 

@@ -15,8 +15,8 @@ needs_data = pytest.mark.skipif(
 
 ROOT = Path(__file__).parents[1]
 
-# Of torch in each process. One, as several files of tests run at a time; two where the tests of another order of
-# summation say so.
+# Of torch in each process. One, as several files of tests run at a time; two where the tests of another order
+# of summation say so.
 THREADS = int(os.environ.get("FTIS_TEST_THREADS", "1"))
 
 

@@ -11,7 +11,8 @@ from tests.parts import THREADS
 
 
 class Killed(BaseException):
-    """What no code that catches errors catches: the end of a process, as far as a test in that process can tell."""
+    """What no code that catches errors catches: the end of a process, as far as a test in that process can
+    tell."""
 
 
 def metrics(out):

@@ -1,4 +1,5 @@
-"""Griffe extension for the API page: the examples of docstrings, paragraphs that begin with >>>, become code blocks."""
+"""Griffe extension for the API page: the examples of docstrings, paragraphs that begin with >>>, become code
+blocks."""
 
 import griffe
 

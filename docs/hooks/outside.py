@@ -1,8 +1,9 @@
 """MkDocs hook: pages link to files of the repository as they lie, and the same links work in the built site.
 
-On a code host `../benchmarks/NOTES.md` of a page in docs/ is a file beside docs/. Here every such file becomes part of the
-site under its path from the repository's root (Markdown as a page, the rest as it is), a folder by its README.md, and the
-links are rewritten. A link to what isn't there stays as it is, so that `mkdocs build --strict` stops at it.
+On a code host `../benchmarks/NOTES.md` of a page in docs/ is a file beside docs/. Here every such file
+becomes part of the site under its path from the repository's root (Markdown as a page, the rest as it is), a
+folder by its README.md, and the links are rewritten. A link to what isn't there stays as it is, so that
+`mkdocs build --strict` stops at it.
 """
 
 import posixpath
@@ -21,8 +22,8 @@ def _text(markdown: str) -> str:
 
 
 def _target(page: str, link: str) -> str | None:
-    """The file that a link of the file `page` leads to, both as paths from the repository's root; None: a web address,
-    or nothing that is there."""
+    """The file that a link of the file `page` leads to, both as paths from the repository's root; None: a web
+    address, or nothing that is there."""
     if "://" in link or link.startswith(("/", "mailto:")):
         return None
     path = posixpath.normpath(posixpath.join(posixpath.dirname(page), link))

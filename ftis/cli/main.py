@@ -1,4 +1,5 @@
-"""The command line. Each command imports what it needs when it runs, so that --help and errors come at once."""
+"""The command line. Each command imports what it needs when it runs, so that --help and errors come at
+once."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.ENOT
 ABOUT = """\
 F-TIS (arXiv 2605.22537) reproduction and benchmark suite: GRPO post-training in a swarm of different models.
 
-The whole grid runs through Snakemake (see README.md); these commands work on their own, and `ftis job` has those that
-its rules call:
+The whole grid runs through Snakemake (see README.md); these commands work on their own, and `ftis job` has
+those that its rules call:
   ftis train my_run.yaml --out my_run             train a swarm from one settings file
   ftis train --tier tiny --run size_base-ftis-g50-vertical-s42
   ftis evaluate --model FOLDER_OR_HUB_NAME --benchmark gsm8k,math500 --limit 100
@@ -30,8 +31,8 @@ its rules call:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0 well, 1 what may go well another time, 2 bad input, which won't, 130
-    interrupted. The workflow doesn't try a job again that ended with 2."""
+    """Run a command; returns the exit code: 0 well, 1 what may go well another time, 2 bad input, which
+    won't, 130 interrupted. The workflow doesn't try a job again that ended with 2."""
     arguments = parser().parse_args(argv)
     logs.show()
     try:
@@ -98,7 +99,8 @@ def _add(to: argparse._SubParsersAction, commands: Sequence[Command]) -> None:
 
 
 def _name_methods(files: Sequence[str]) -> None:
-    """Have files of methods run when the methods are first asked for, here and in processes that this one starts."""
+    """Have files of methods run when the methods are first asked for, here and in processes that this one
+    starts."""
     if missing := [file for file in files if not Path(file).is_file()]:
         raise UserError(f"--methods: {missing[0]}: no such file")
     named = [str(Path(file).resolve()) for file in files]

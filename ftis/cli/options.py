@@ -113,14 +113,16 @@ def run_folder(arguments: argparse.Namespace) -> Path:
 def gpus(
     arguments: argparse.Namespace, rule: str, config: RunConfig
 ) -> contextlib.AbstractContextManager[Any]:
-    """A lease of as many GPUs as the tier gives a job of that rule; without a tier nothing is leased or hidden."""
+    """A lease of as many GPUs as the tier gives a job of that rule; without a tier nothing is leased or
+    hidden."""
     from ftis.suite.gpus import lease
 
     return lease(gpu_count(arguments, rule, config)) if arguments.tier else contextlib.nullcontext()
 
 
 def gpu_count(arguments: argparse.Namespace, rule: str, config: RunConfig) -> int:
-    """GPUs that the tier gives a job of that rule; none where the settings say that all nodes are on the CPU."""
+    """GPUs that the tier gives a job of that rule; none where the settings say that all nodes are on the
+    CPU."""
     from ftis.suite.suite import Suite
 
     run = Suite.load().run(arguments.run) if getattr(arguments, "run", None) else None

@@ -1,7 +1,7 @@
 """Which completions an update leaves out: the filter of F-TIS (arXiv 2605.22537) and its readings.
 
-Shapes: N completions, T tokens. To add a filter, write a frozen dataclass that is called as `Far` is; to add a rule,
-a line in `FILTER_RULES`. Nothing here imports torch.
+Shapes: N completions, T tokens. To add a filter, write a frozen dataclass that is called as `Far` is; to add
+a rule, a line in `FILTER_RULES`. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Seen:
 
 @dataclass(frozen=True)
 class Dropped:
-    """A filter's decision, each (N,) bool: whose update is zeroed, and the advantage's and the distance's part in it."""
+    """A filter's decision, each (N,) bool: whose update is zeroed, and the advantage's and the distance's
+    part in it."""
 
     drop: Tensor
     bad: Tensor
@@ -42,7 +43,8 @@ class Dropped:
 
 
 class Filter(Protocol):
-    """Any frozen dataclass that decides which completions are left out; its fields are the filter's own parameters."""
+    """Any frozen dataclass that decides which completions are left out; its fields are the filter's own
+    parameters."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -71,7 +73,8 @@ tensor([ True, False])
 
 @dataclass(frozen=True)
 class Far:
-    """F-TIS's filter: a completion leaves where its advantage is bad and KL > g (paper, the filter's indicator).
+    """F-TIS's filter: a completion leaves where its advantage is bad and KL > g (paper, the filter's
+    indicator).
 
     >>> from ftis.method.filters import Seen
     >>> two = torch.tensor([[30.0, 30.0], [1.0, 1.0]])  # d of two completions, nats

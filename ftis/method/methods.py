@@ -1,8 +1,9 @@
 """The registry of methods: a method is an importance weighting, with or without a filter.
 
-A new one is a line here besides its function (`ftis.method.weightings`, `ftis.method.filters`). Those of others come in
-through the entry point group `ftis.methods`, or from a file that is named with `--methods` or in FTIS_METHODS: importing
-them registers them, and they stand in the grid, the figures, the exact study and the report as the paper's own do.
+A new one is a line here besides its function (`ftis.method.weightings`, `ftis.method.filters`). Those of
+others come in through the entry point group `ftis.methods`, or from a file that is named with `--methods` or
+in FTIS_METHODS: importing them registers them, and they stand in the grid, the figures, the exact study and
+the report as the paper's own do.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class Method:
         return self.filter is not None
 
 
-# Colours are Okabe and Ito's colour-blind-safe palette (https://jfly.uni-koeln.de/color/); its yellow is left out,
-# because it vanishes on white.
+# Colours are Okabe and Ito's colour-blind-safe palette (https://jfly.uni-koeln.de/color/); its yellow is left
+# out, because it vanishes on white.
 METHODS: dict[str, Method] = {
     "alone": Method("Alone", NoWeight(), None, "#000000", "o"),
     "nois": Method("NoIS", NoWeight(), None, "#CC79A7", "X"),
@@ -79,7 +80,8 @@ MARKERS = ("p", "h", "*", "d", "<", ">", "8", "H")
 
 
 def register(name: str, method: Method) -> Method:
-    """Add a method under a name that runs can have: lower-case letters, digits and _, beginning with a letter.
+    """Add a method under a name that runs can have: lower-case letters, digits and _, beginning with a
+    letter.
 
     Raises UserError for a name that is taken or can't stand in a run's name.
 

@@ -72,8 +72,8 @@ class Objective:
     ) -> Objective:
         """The objective of a method under a run's settings.
 
-        Every field of its weighting and its filter takes the value of the setting, reading or entry of `parameters` that
-        has its name. Raises UserError for a parameter that the method hasn't.
+        Every field of its weighting and its filter takes the value of the setting, reading or entry of
+        `parameters` that has its name. Raises UserError for a parameter that the method hasn't.
         """
         readings = readings or Readings()
         parameters = dict(parameters or {})

@@ -1,8 +1,8 @@
 """How a sample of another policy counts: the importance weightings of the paper (arXiv 2605.22537, Methods).
 
-A weighting is a frozen dataclass whose fields are its own parameters and which turns `Terms` into the maximised term of
-each token, (N, T). Fields that have the name of a run's setting (eps, cap) or reading (detach_weight) take its value.
-Nothing here imports torch, since settings are checked against the methods.
+A weighting is a frozen dataclass whose fields are its own parameters and which turns `Terms` into the
+maximised term of each token, (N, T). Fields that have the name of a run's setting (eps, cap) or reading
+(detach_weight) take its value. Nothing here imports torch, since settings are checked against the methods.
 """
 
 from __future__ import annotations

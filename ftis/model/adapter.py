@@ -1,7 +1,7 @@
 """LoRA adapters through PEFT: a fresh one, or a saved one whose every tensor finds its place.
 
-The sampler and vLLM know an adapter as B A added to a matrix of an inner layer. Whatever else PEFT can do to a model
-is refused by its name.
+The sampler and vLLM know an adapter as B A added to a matrix of an inner layer. Whatever else PEFT can do to
+a model is refused by its name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ MERGE = "merge the adapter into its model (PEFT's merge_and_unload) and give tha
 
 
 def add_lora(lm: nn.Module, lora: Lora, seed: int, revision: str | None) -> nn.Module:
-    """`lm` with a fresh adapter, which is drawn from `seed`; `revision` is the hub commit of `lm` that it records."""
+    """`lm` with a fresh adapter, which is drawn from `seed`; `revision` is the hub commit of `lm` that it
+    records."""
     from peft import LoraConfig, get_peft_model
 
     targets = list(lora.target_modules) if isinstance(lora.target_modules, tuple) else lora.target_modules
@@ -51,8 +52,8 @@ def add_lora(lm: nn.Module, lora: Lora, seed: int, revision: str | None) -> nn.M
 
 
 def adapter_base(folder: Path) -> tuple[str, str | None]:
-    """The model that the adapter in `folder` was made for, and its hub revision. Raises UserError for an adapter that
-    is more than matrices beside matrices."""
+    """The model that the adapter in `folder` was made for, and its hub revision. Raises UserError for an
+    adapter that is more than matrices beside matrices."""
     from peft import LoraConfig
 
     file = folder / ADAPTER_FILE
@@ -75,8 +76,8 @@ def adapter_base(folder: Path) -> tuple[str, str | None]:
 def load_adapter(lm: nn.Module, folder: Path, lora: Lora | None, trained: bool) -> nn.Module:
     """`lm` with the adapter that is saved in `folder`; trained: its tensors take gradients.
 
-    A `lora` must describe the adapter. Raises UserError where it doesn't, or where a tensor of the file has no place in
-    the model, or one of the model none in the file.
+    A `lora` must describe the adapter. Raises UserError where it doesn't, or where a tensor of the file has
+    no place in the model, or one of the model none in the file.
     """
     from peft import LoraConfig, PeftModel
     from peft.utils import get_peft_model_state_dict, load_peft_weights
@@ -139,7 +140,8 @@ def _require_described(model: nn.Module, lora: Lora, file: Path) -> None:
 
 
 def _refuse_embeddings(model: nn.Module, what: str) -> None:
-    """The log-probs come from the bare embedding and output matrices, which an adapter beside them would not change."""
+    """The log-probs come from the bare embedding and output matrices, which an adapter beside them would not
+    change."""
     base = model.get_base_model()
     ends = {base.get_input_embeddings(): "input embedding", base.get_output_embeddings(): "output layer"}
     for name, module in base.named_modules():

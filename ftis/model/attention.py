@@ -1,8 +1,8 @@
 """The attention that policies' models call: of packed completions, of one new token a row, or the library's.
 
-Packed, all tokens of a batch lie one after another in a single row (1, M), first the prompts, each once, then the
-completions: projections, norms and activations see no padding and no prompt twice. Only attention itself is computed
-in padded rows, where a completion sees its own prompt's keys and its own.
+Packed, all tokens of a batch lie one after another in a single row (1, M), first the prompts, each once, then
+the completions: projections, norms and activations see no padding and no prompt twice. Only attention itself
+is computed in padded rows, where a completion sees its own prompt's keys and its own.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 IMPLEMENTATION = "ftis"
 """Its name in transformers' registry."""
 
-# Since torch 2.10 cuDNN is the first choice on H100 and newer. Its backward gives NaN for masked rows whose logits are
-# low (pytorch#196678), it decodes wrongly with few key heads (pytorch#193893), and it compiles anew for every shape,
-# of which decoding has one a step.
+# Since torch 2.10 cuDNN is the first choice on H100 and newer. Its backward gives NaN for masked rows whose
+# logits are low (pytorch#196678), it decodes wrongly with few key heads (pytorch#193893), and it compiles
+# anew for every shape, of which decoding has one a step.
 torch.backends.cuda.enable_cudnn_sdp(False)
 
 
@@ -39,7 +39,8 @@ def sdpa_backends() -> str:
 
 @dataclass(frozen=True)
 class Rows:
-    """Where the tokens of R rows of different lengths lie in a packed sequence, and where in (R, L) padded rows."""
+    """Where the tokens of R rows of different lengths lie in a packed sequence, and where in (R, L) padded
+    rows."""
 
     take: Tensor
     """(R * L,) int64: the token at a place of the padded rows; where there is none, any of the sequence."""
@@ -69,7 +70,8 @@ class Rows:
 
 
 class _Moved(torch.autograd.Function):
-    """packed[take], whose gradient is that of `place`s: each token stands in one place, so nothing adds up."""
+    """packed[take], whose gradient is that of `place`s: each token stands in one place, so nothing adds
+    up."""
 
     @staticmethod
     def forward(ctx, packed: Tensor, take: Tensor, place: Tensor) -> Tensor:
@@ -108,8 +110,8 @@ def shared(prompts: Sequence[Sequence[int]]) -> tuple[list[tuple[int, ...]], np.
 class Packing:
     """N completions and the P distinct prompts that they go on from, as one packed sequence of M tokens.
 
-    A prompt is read up to the token before its last; a completion's part starts with that last one and ends before
-    its own last, so that the hidden state of each of its tokens predicts the completion's next.
+    A prompt is read up to the token before its last; a completion's part starts with that last one and ends
+    before its own last, so that the hidden state of each of its tokens predicts the completion's next.
     """
 
     ids: Tensor
@@ -196,8 +198,8 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: floa
 def grouped_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """Attention of one new token a row without copying the keys for each query head.
 
-    query (N, H, 1, D), key and value (N, H/r, K, D) -> (N, 1, H, D): with no order among new tokens, the r query
-    heads of a key head are r queries.
+    query (N, H, 1, D), key and value (N, H/r, K, D) -> (N, 1, H, D): with no order among new tokens, the r
+    query heads of a key head are r queries.
     """
     n, heads, _, width = query.shape
     out = scaled_dot_product_attention(query.view(n, key.shape[1], -1, width), key, value, mask, scale=scale)

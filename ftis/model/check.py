@@ -1,10 +1,11 @@
-"""A policy tried out before anything is trained or sampled: on a few tokens, against transformers' plain forward.
+"""A policy tried out before anything is trained or sampled: on a few tokens, against transformers' plain
+forward.
 
-Training runs packed rows through attention of its own (`ftis.model.attention`), takes log-probs from hidden states
-(`ftis.model.logprobs`) and has shortcuts for gradients; sampling decodes with a cache, on bare weights or in another
-engine. Each is right for the models that it was written for, and on others silently wrong. So a policy is checked when
-it is loaded (`check_policy`), and a sampler where it is attached to one: `attach` is the way to every sampler. What
-differs is refused.
+Training runs packed rows through attention of its own (`ftis.model.attention`), takes log-probs from hidden
+states (`ftis.model.logprobs`) and has shortcuts for gradients; sampling decodes with a cache, on bare weights
+or in another engine. Each is right for the models that it was written for, and on others silently wrong. So a
+policy is checked when it is loaded (`check_policy`), and a sampler where it is attached to one: `attach` is
+the way to every sampler. What differs is refused.
 
 A check leaves nothing behind: weights, gradients, modes and random states are as they were.
 """
@@ -29,18 +30,21 @@ TEMPERATURE = 0.8
 NEW_TOKENS = 3
 
 LOGIT_ERROR = 2e-5
-"""Of the largest logit: what float32 log-probs may be off in training. SmolLM2-135M's are by 4e-7, tiny models' by 1e-7."""
+"""Of the largest logit: what float32 log-probs may be off in training. SmolLM2-135M's are by 4e-7, tiny
+models' by 1e-7."""
 GRADIENT_ERROR, GRADIENT_NOISE = 1e-3, 5e-6
-"""Of a tensor's own gradient, and of all tensors' together: a tensor whose gradient cancels out has but the noise."""
+"""Of a tensor's own gradient, and of all tensors' together: a tensor whose gradient cancels out has but the
+noise."""
 FILL = 0.02
-"""Standard deviation of what stands in for a tensor of zeros, as a fresh adapter's: it hides what it is multiplied
-with."""
+"""Standard deviation of what stands in for a tensor of zeros, as a fresh adapter's: it hides what it is
+multiplied with."""
 
 
 def attach(policy: Policy, make: Callable[[Policy], Sampler]) -> Sampler:
     """The sampler that `make` makes of the policy, checked: the one way to a sampler.
 
-    Raises UserError where its log-probs are off those of the policy's plain forward by more than its `tolerance`.
+    Raises UserError where its log-probs are off those of the policy's plain forward by more than its
+    `tolerance`.
     """
     sampler = make(policy)
     with _explained(policy, "sampling fails on it"):
@@ -49,8 +53,9 @@ def attach(policy: Policy, make: Callable[[Policy], Sampler]) -> Sampler:
 
 
 def check_policy(policy: Policy) -> None:
-    """Raise UserError where training would see other log-probs than those of the model's plain forward, or, where any
-    tensor is trainable, where one gets another gradient. In float32, whatever the policy computes in."""
+    """Raise UserError where training would see other log-probs than those of the model's plain forward, or,
+    where any tensor is trainable, where one gets another gradient. In float32, whatever the policy computes
+    in."""
     with _explained(policy, "training fails on it"):
         exact = replace(policy, compute_dtype=torch.float32)
         if policy.trainable():
@@ -74,18 +79,20 @@ def _rows(policy: Policy) -> tuple[list[list[int]], list[list[int]]]:
 def _by_itself(
     policy: Policy, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
 ) -> tuple[Tensor, float]:
-    """The completions' log-probs (M,), one after another, from the logits of whole rows with the model's own attention;
-    and the largest logit."""
+    """The completions' log-probs (M,), one after another, from the logits of whole rows with the model's own
+    attention; and the largest logit."""
     lm, table = policy.causal_lm, policy.causal_lm.get_input_embeddings()
     ours, training = lm.config._attn_implementation, policy.model.training
     padding = getattr(table, "padding_idx", None)
     rows = [[*prompt, *completion] for prompt, completion in zip(prompts, completions, strict=True)]
     width = max(map(len, rows))
-    # What stands behind a row is seen by none of its tokens, so that no mask is needed to have them side by side.
+    # What stands behind a row is seen by none of its tokens, so that no mask is needed to have them side by
+    # side.
     ids = torch.tensor([row + row[:1] * (width - len(row)) for row in rows], device=policy.device)
     policy.model.eval()
     lm.set_attn_implementation("eager")
-    # torch gives the padding token's row no gradient, wherever the token stands; here the mask says what is padding.
+    # torch gives the padding token's row no gradient, wherever the token stands; here the mask says what is
+    # padding.
     table.padding_idx = None
     try:
         logits = lm(input_ids=ids, use_cache=False).logits[..., : policy.vocab_size].float()
@@ -120,7 +127,8 @@ def _check_gradients(policy: Policy) -> None:
         norms = {name: float(p.grad.norm()) if p.grad is not None else 0.0 for name, p in params.items()}
         theirs, largest = _by_itself(policy, prompts, completions)
         _compare(policy, torch.cat(ours), theirs.detach(), largest)
-        # On top of ours with the sign turned, so that one set of gradients is enough: what is left is the difference.
+        # On top of ours with the sign turned, so that one set of gradients is enough: what is left is the
+        # difference.
         (-sum(weighted(part) for part in theirs.split([len(c) for c in completions]))).backward()
         whole = float(np.linalg.norm(list(norms.values())))
         for name, p in params.items():
@@ -176,7 +184,8 @@ def _check_sampler(policy: Policy, sampler: Sampler) -> None:
 
 @contextmanager
 def _zeros_filled(policy: Policy, sampler: Sampler | None = None) -> Iterator[None]:
-    """Trainable tensors of zeros hold noise meanwhile, and the sampler, where there is one, has taken it up."""
+    """Trainable tensors of zeros hold noise meanwhile, and the sampler, where there is one, has taken it
+    up."""
     # Most show in their first number that they aren't.
     zeros = {name: p for name, p in policy.trainable().items() if not p.flatten()[0] and not p.any()}
     if not zeros:

@@ -1,8 +1,8 @@
 """One decoding step after another from a prefilled cache: `ModelDecoder` through the model's own forward,
 `FusedDecoder` on the bare weights of Llama-shaped models, which on a CPU is about twice as fast.
 
-Both hold the keys and values of branches: what has been fed so far, each once, however many completions share it.
-A branch forks where they part, and is given up when all of them are done.
+Both hold the keys and values of branches: what has been fed so far, each once, however many completions share
+it. A branch forks where they part, and is given up when all of them are done.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ SHARED_LENGTH = 64
 
 @dataclass(frozen=True)
 class Prefix:
-    """What the prompts left: the cache of P distinct prompts, padded on the left to L tokens; the first P branches.
+    """What the prompts left: the cache of P distinct prompts, padded on the left to L tokens; the first P
+    branches.
 
     A decoder takes the layers out of the cache, so that one that it has copied is free for the next.
     """
@@ -43,7 +44,8 @@ class Decoder(Protocol):
         """Add a branch behind the others for each of these (int64), going on from what it holds."""
 
     def keep(self, branches: Tensor, capacity: int) -> None:
-        """Go on with these branches (int64) only, in this order, and never again with more than `capacity`."""
+        """Go on with these branches (int64) only, in this order, and never again with more than
+        `capacity`."""
 
 
 def decoder(policy: Policy, prefix: Prefix, capacity: int, room: int) -> Decoder:
@@ -182,7 +184,8 @@ def _rms(x: Tensor, eps: float) -> Tensor:
 
 
 class _FusedLayer:
-    """A layer's weights, and its keys and values: of the prompts where branches share them, and of the branches."""
+    """A layer's weights, and its keys and values: of the prompts where branches share them, and of the
+    branches."""
 
     def __init__(self, layer: nn.Module, fuse: bool):
         attention, mlp = layer.self_attn, layer.mlp

@@ -1,7 +1,8 @@
-"""From a folder or a hub name to a policy: its device, its tokenizer, its stop ids, its weights and its adapter.
+"""From a folder or a hub name to a policy: its device, its tokenizer, its stop ids, its weights and its
+adapter.
 
-What this trainer can't do is refused here by name (`docs/models.md` lists it), and what no name gives away is found by
-running the model (`ftis.model.check`).
+What this trainer can't do is refused here by name (`docs/models.md` lists it), and what no name gives away is
+found by running the model (`ftis.model.check`).
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ from ftis.model.policy import Policy, vocabulary
 logging.disable_progress_bar()
 
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
-"""Rotary embeddings whose frequencies change with the length of the text: a token's log-prob then depends on how much
-has been written after the keys that it reads, and cached keys are of other frequencies than fresh ones."""
+"""Rotary embeddings whose frequencies change with the length of the text: a token's log-prob then depends on
+how much has been written after the keys that it reads, and cached keys are of other frequencies than fresh
+ones."""
 
 
 def pick_device(name: str = "auto", turn: int = 0) -> torch.device:
@@ -97,15 +99,17 @@ def load_policy(
     turn: int = 0,
     trained: bool = True,
 ) -> Policy:
-    """Load a model in float32 with its tokenizer, without dropout, and check that it computes what transformers does.
+    """Load a model in float32 with its tokenizer, without dropout, and check that it computes what
+    transformers does.
 
-    `lora` adds a fresh adapter drawn from `lora_seed`. A folder with an adapter is loaded on the base model that it
-    names; trained, it is the adapter that learns on, and a `lora` must then describe it. `turn` deals out the GPUs (see
-    `pick_device`). trained False: no weight takes a gradient, and none is tried out, which saves their memory.
+    `lora` adds a fresh adapter drawn from `lora_seed`. A folder with an adapter is loaded on the base model
+    that it names; trained, it is the adapter that learns on, and a `lora` must then describe it. `turn` deals
+    out the GPUs (see `pick_device`). trained False: no weight takes a gradient, and none is tried out, which
+    saves their memory.
 
-    Stop ids are the union of the config's, the generation config's and the tokenizer's eos. Raises UserError where the
-    model isn't there, is of a kind that this trainer can't do, or computes other log-probs or gradients here than by
-    itself.
+    Stop ids are the union of the config's, the generation config's and the tokenizer's eos. Raises UserError
+    where the model isn't there, is of a kind that this trainer can't do, or computes other log-probs or
+    gradients here than by itself.
 
     >>> policy = ftis.load_policy("examples/made/base", device="cpu")
     >>> isinstance(policy, ftis.Policy), policy.compute_dtype
@@ -165,7 +169,8 @@ def _without_dropout(config: PretrainedConfig) -> None:
 
 
 def _refuse_by_name(model: str, lm: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise UserError for what a short text wouldn't show, or where there is more to say than that numbers differ."""
+    """Raise UserError for what a short text wouldn't show, or where there is more to say than that numbers
+    differ."""
     config = lm.config.get_text_config()
     kind = f"model {model} (type {config.model_type})"
     if getattr(config, "quantization_config", None):

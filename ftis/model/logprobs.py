@@ -1,4 +1,5 @@
-"""Log-probs of sampled tokens from hidden states, and their gradients, without the (tokens, vocabulary) tensor.
+"""Log-probs of sampled tokens from hidden states, and their gradients, without the (tokens, vocabulary)
+tensor.
 
 Shapes: M tokens, H hidden width, V vocabulary. logits = hidden @ weight.T / temperature.
 """
@@ -15,8 +16,9 @@ CHUNK_LOGITS = 2**25
 # A completion is never cut, so that its loss is known while its logits are there: one that is longer than
 # this many logits has them computed twice instead.
 LONGEST_LOGITS = 4 * CHUNK_LOGITS
-# Logits that the passes over a row take at a time. On a CPU 4 MiB stay in a cache between them; on a GPU, where this
-# hasn't been measured, blocks that small would be hundreds of short kernels a chunk, so they are 64 MiB.
+# Logits that the passes over a row take at a time. On a CPU 4 MiB stay in a cache between them; on a GPU,
+# where this hasn't been measured, blocks that small would be hundreds of short kernels a chunk, so they are
+# 64 MiB.
 BLOCK_LOGITS, GPU_BLOCK_LOGITS = 2**20, 2**24
 
 
@@ -57,8 +59,8 @@ class TokenLogprob(torch.autograd.Function):
 
 
 LossOf = Callable[[slice, Tensor, Tensor], Tensor]
-"""(completions, their logp (m,) with gradient, their entropy (m,)) -> scalar loss; tokens lie completion after
-completion. A loss is a sum over completions: what one contributes depends on no other."""
+"""(completions, their logp (m,) with gradient, their entropy (m,)) -> scalar loss; tokens lie completion
+after completion. A loss is a sum over completions: what one contributes depends on no other."""
 
 
 def accumulate(
@@ -68,9 +70,10 @@ def accumulate(
     """Gradient of a loss of log-probs with respect to `hidden` (M, H); that of `weight` (V, H) is added to
     `grad_weight`.
 
-    hidden (M, H) and target (M,) hold N completions of `lengths` tokens. The logits of a few whole completions
-    are computed once: their loss gives the gradient of their log-probs, which turns the logits into their own
-    gradient in place. Three matrix products a chunk, as without chunks; recomputing in a backward takes four.
+    hidden (M, H) and target (M,) hold N completions of `lengths` tokens. The logits of a few whole
+    completions are computed once: their loss gives the gradient of their log-probs, which turns the logits
+    into their own gradient in place. Three matrix products a chunk, as without chunks; recomputing in a
+    backward takes four.
     """
     hidden = hidden.detach()
     grad_hidden = torch.empty_like(hidden)
@@ -141,7 +144,8 @@ def _exponentiate(logits: Tensor, target: Tensor, temperature: float) -> tuple[T
 def _logits_gradient(
     exponentials: Tensor, total: Tensor, target: Tensor, grad_logp: Tensor, temperature: float
 ) -> Tensor:
-    """What `_exponentiate` left, turned in place into the gradient: (onehot(target) - softmax) grad / temperature."""
+    """What `_exponentiate` left, turned in place into the gradient: (onehot(target) - softmax) grad /
+    temperature."""
     scale = grad_logp / temperature
     exponentials *= (-scale / total)[:, None]
     return exponentials.scatter_add_(-1, target[:, None], scale[:, None])

@@ -84,9 +84,9 @@ class Policy:
     ) -> None:
         """Add the gradient of a loss of the completions' log-probs to the parameters' `.grad`.
 
-        loss_of(rows, logp, entropy, mask) is called with a few whole completions at a time, (n, T) each, the first
-        with gradient, and returns their scalar loss; losses add up. Same gradient as `token_logprobs` and a
-        backward, with a matrix product less (see `ftis.model.logprobs.accumulate`).
+        loss_of(rows, logp, entropy, mask) is called with a few whole completions at a time, (n, T) each, the
+        first with gradient, and returns their scalar loss; losses add up. Same gradient as `token_logprobs`
+        and a backward, with a matrix product less (see `ftis.model.logprobs.accumulate`).
         """
         with self.autocast():
             hidden, target, mask = self._predicting(prompts, completions)
@@ -105,8 +105,8 @@ class Policy:
         hidden.backward(gradient)
 
     def _embedded(self, ids: Tensor) -> Tensor:
-        """Embeddings (1, M, H) of ids (1, M). Their gradient goes into the rows that were read; torch's own is as
-        large as the embedding."""
+        """Embeddings (1, M, H) of ids (1, M). Their gradient goes into the rows that were read; torch's own
+        is as large as the embedding."""
         table = self.causal_lm.get_input_embeddings()
         if not torch.is_grad_enabled() or type(table) is not nn.Embedding or not table.weight.requires_grad:
             return table(ids)
@@ -117,8 +117,8 @@ class Policy:
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
             gradient = gradient.to(weight.dtype)
-            # Each is the one that repeats its bits: on a CPU, threads of index_put_ add to a row in whichever order they
-            # come, on a GPU those of index_add_ do.
+            # Each is the one that repeats its bits: on a CPU, threads of index_put_ add to a row in whichever
+            # order they come, on a GPU those of index_add_ do.
             if gradient.device.type == "cpu":
                 weight.grad.index_add_(0, ids.flatten(), gradient.flatten(0, 1))
             else:
@@ -137,7 +137,8 @@ class Policy:
         return whole.grad[: self.vocab_size]
 
     def _predicting(self, prompts, completions) -> tuple[Tensor, Tensor, Tensor]:
-        """Hidden states (M, H) that predict the M completion tokens (M,), and where those stand (N, T) bool."""
+        """Hidden states (M, H) that predict the M completion tokens (M,), and where those stand (N, T)
+        bool."""
         packing = Packing.of(prompts, completions, self.device)
         # A mask of four dimensions goes through the model as it is.
         hidden = self.hidden(
@@ -150,20 +151,22 @@ class Policy:
         target = torch.from_numpy(np.concatenate([np.asarray(c, np.int64) for c in completions]))
         lengths = torch.tensor([len(c) for c in completions], device=self.device)
         mask = torch.arange(int(lengths.max()), device=self.device) < lengths[:, None]
-        # The last norm leaves float32 under autocast; the head's products are in the compute type, as the sampler's.
+        # The last norm leaves float32 under autocast; the head's products are in the compute type, as the
+        # sampler's.
         return hidden.to(self.compute_dtype), target.to(self.device), mask
 
     def save(self, folder: Path) -> None:
         """Write the model (or the adapter) and the tokenizer, loadable by transformers and PEFT."""
         self.model.save_pretrained(folder)
-        # Whether the hub could be reached is no part of a tokenizer; with it, equal runs have other checksums.
+        # Whether the hub could be reached is no part of a tokenizer; with it, equal runs have other
+        # checksums.
         self.tokenizer.init_kwargs.pop("local_files_only", None)
         self.tokenizer.save_pretrained(folder)
 
 
 def vocabulary(tokenizer: PreTrainedTokenizerBase) -> int:
-    """One more than a tokenizer's largest id. `len(tokenizer)` is smaller where ids are left out, and would cut the
-    last ones off."""
+    """One more than a tokenizer's largest id. `len(tokenizer)` is smaller where ids are left out, and would
+    cut the last ones off."""
     return max(tokenizer.get_vocab().values()) + 1
 
 

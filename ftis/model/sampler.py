@@ -1,8 +1,8 @@
 """Sampling completions with the log-probs of what was sampled.
 
 `Sampler` is the protocol; `TransformersSampler` is a batched decoder on the policy's own weights with a
-key-value cache, one prefill for a whole group, each prefix that its completions share decoded once, and random draws
-that belong to the completion and not to the batch that it happens to sit in.
+key-value cache, one prefill for a whole group, each prefix that its completions share decoded once, and
+random draws that belong to the completion and not to the batch that it happens to sit in.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from ftis.model.policy import Policy
 
 @dataclass(frozen=True)
 class Request:
-    """Completions wanted of one prompt: one for each key, the key deciding its random draws; None is greedy."""
+    """Completions wanted of one prompt: one for each key, the key deciding its random draws; None is
+    greedy."""
 
     prompt: Sequence[int]
     keys: Sequence[tuple[int, ...] | None]
@@ -33,8 +34,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Completion:
-    """tokens (T,) int32 with the stop token if there is one; logprobs (T,) float32 in nats under the
-    full softmax at the sampling temperature (1 if greedy); finished: ends with a stop token (else truncated)."""
+    """tokens (T,) int32 with the stop token if there is one; logprobs (T,) float32 in nats under the full
+    softmax at the sampling temperature (1 if greedy); finished: ends with a stop token (else truncated)."""
 
     tokens: np.ndarray
     logprobs: np.ndarray
@@ -59,7 +60,8 @@ class SamplingParams:
 
 
 class Sampler(Protocol):
-    """Samples from the policy's current weights. Made through `ftis.model.check.attach`, which tries it out."""
+    """Samples from the policy's current weights. Made through `ftis.model.check.attach`, which tries it
+    out."""
 
     tolerance: float
     """Nats that a log-prob may be off that of the policy's plain float32 forward, on a short text."""
@@ -82,8 +84,9 @@ def draws(key: tuple[int, ...] | None, count: int) -> np.ndarray:
 def choose(logits: Tensor, branch: Tensor, uniforms: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
     """Pick a token a row by inverting the distribution function of its branch: tokens (N,), log-probs (N,).
 
-    logits (B, V) float32, branch (N,) int64 into them, uniforms (N,) in [0, 1); NaN is the likeliest token, with its
-    log-prob at temperature 1. Logits of a branch that aren't finite give some token with a log-prob of NaN.
+    logits (B, V) float32, branch (N,) int64 into them, uniforms (N,) in [0, 1); NaN is the likeliest token,
+    with its log-prob at temperature 1. Logits of a branch that aren't finite give some token with a log-prob
+    of NaN.
     """
     logp = torch.log_softmax(logits / params.temperature, -1)
     greedy = uniforms.isnan()
@@ -202,8 +205,8 @@ class TransformersSampler:
                     break
                 rows, branch, chosen = rows[live], branch[live], chosen[live]
 
-                # Completions go on as one branch while they choose alike: the first choice of a branch takes its
-                # place, and the others fork from it.
+                # Completions go on as one branch while they choose alike: the first choice of a branch takes
+                # its place, and the others fork from it.
                 pairs, choice = np.unique(branch * policy.vocab_size + chosen, return_inverse=True)
                 parent, fed = np.divmod(pairs, policy.vocab_size)
                 first = np.diff(parent, prepend=-1) > 0

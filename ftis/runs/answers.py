@@ -1,7 +1,8 @@
-"""Models' answers to benchmarks: `generate` samples completions and keeps them; `ftis.runs.scores` grades them.
+"""Models' answers to benchmarks: `generate` samples completions and keeps them; `ftis.runs.scores` grades
+them.
 
-A generations file is JSON lines: a header that pins model, data, prompt and sampling, then one line a completion
-with its token ids. Grading never generates, so it can be done again without a GPU.
+A generations file is JSON lines: a header that pins model, data, prompt and sampling, then one line a
+completion with its token ids. Grading never generates, so it can be done again without a GPU.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ class BenchmarkSpec:
 
 @dataclass(frozen=True)
 class Sampling:
-    """What all benchmarks of a generations file share; `shape` (key of `ftis.tasks.grading.verdict.FORMATS`) is what the
-    format rate will count."""
+    """What all benchmarks of a generations file share; `shape` (key of `ftis.tasks.grading.verdict.FORMATS`)
+    is what the format rate will count."""
 
     seed: int
     max_batch: int = 64
@@ -76,14 +77,16 @@ class Sampling:
 
 
 def generate(
-    subjects: Sequence[Subject], tests: dict[str, BenchmarkSpec], out: Path, sampling: Sampling, device: str = "auto",
+    subjects: Sequence[Subject], tests: dict[str, BenchmarkSpec], out: Path, sampling: Sampling,
+    device: str = "auto",
     facts: dict[str, Any] | None = None, resume: bool = False, wait: bool = False,
 ) -> None:  # fmt: skip
     """Write a generations file: completions of every problem, for each model and test.
 
     Its header starts with `facts`, of which `weights` are looked up unless they are given.
-    Rows go to a partial file beside `out` as they come; `resume` goes on from one with the same header, and leaves a
-    finished file with that header as it is. Another process that writes it is an error, or with `wait` is waited for.
+    Rows go to a partial file beside `out` as they come; `resume` goes on from one with the same header, and
+    leaves a finished file with that header as it is. Another process that writes it is an error, or with
+    `wait` is waited for.
     """
     if sampling.backend not in BACKENDS:
         raise unknown("backend", sampling.backend, BACKENDS)
@@ -192,7 +195,8 @@ def generate(
                         problem = problems[i]
                         row = {
                             "node": subject.node, "test": greedy if s is None else sampled, "id": problem.id,
-                            "sample": s or 0, "task": problem.task, "gold": problem.gold, "meta": problem.meta,
+                            "sample": s or 0, "task": problem.task, "gold": problem.gold,
+                            "meta": problem.meta,
                             "finish": "stop" if completion.finished else "length",
                             "tokens": completion.tokens.tolist(), "text": text,
                         }  # fmt: skip
@@ -280,7 +284,8 @@ def read_generations(generations: Path) -> tuple[dict[str, Any], list[dict[str, 
     for (node, role), count in promised.items():
         if found[node, role] != count:
             raise UserError(
-                f"{generations}: holds {found[node, role]} of the {count} answers of node {node} to {role!r}; "
+                f"{generations}: holds {found[node, role]} of the {count} answers of node {node} to "
+                f"{role!r}; "
                 "run generate again"
             )
     return header, rows

@@ -34,12 +34,12 @@ def evaluate(
     resume: bool = False,
     out: str | Path | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """The scores of a model, a folder or hub name, by benchmark: accuracy with its 95 % interval ("low", "high"), format
-    rate, share truncated, pass@k, math-verify's accuracy beside ours; all as fractions.
+    """The scores of a model, a folder or hub name, by benchmark: accuracy with its 95 % interval ("low",
+    "high"), format rate, share truncated, pass@k, math-verify's accuracy beside ours; all as fractions.
 
-    `limit`: the first so many problems. `samples` completions a problem at a `temperature` (0 is greedy). `shape`: the
-    format that is counted. `out` keeps generations.jsonl and scores.json, and `resume` goes on from them; None: nothing
-    is kept. Raises UserError that names what is wrong and what exists.
+    `limit`: the first so many problems. `samples` completions a problem at a `temperature` (0 is greedy).
+    `shape`: the format that is counted. `out` keeps generations.jsonl and scores.json, and `resume` goes on
+    from them; None: nothing is kept. Raises UserError that names what is wrong and what exists.
 
     >>> scores = ftis.evaluate("examples/made/base", "gsm8k", prompt="tiny-v1", limit=4, max_new_tokens=48)
     >>> scores["gsm8k"]["problems"]

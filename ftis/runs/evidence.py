@@ -1,4 +1,5 @@
-"""What is kept of an update that was left out because a number in it isn't finite: enough to compute it again."""
+"""What is kept of an update that was left out because a number in it isn't finite: enough to compute it
+again."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ from ftis.swarm.node import BrokenUpdate
 
 
 def save_evidence(folder: Path, update: BrokenUpdate) -> str:
-    """Write ITERATION-NODE-UPDATE.json into `folder`, the facts and each pass's rows and loss, and .safetensors: the
-    completions of the update in that order, packed, with their log-probs under the generator and under this node.
-    Returns the JSON file's path."""
+    """Write ITERATION-NODE-UPDATE.json into `folder`, the facts and each pass's rows and loss, and
+    .safetensors: the completions of the update in that order, packed, with their log-probs under the
+    generator and under this node. Returns the JSON file's path."""
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / f"iteration-{update.step:06d}-node{update.node}-update{update.update}"
     samples, passes = update.samples, update.passes

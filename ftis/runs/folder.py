@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 
 
 class RunFolder:
-    """Where a run lies: config.yaml, metrics.jsonl, node{k}/, generations.jsonl, scores.json, final.json, and state/.
+    """Where a run lies: config.yaml, metrics.jsonl, node{k}/, generations.jsonl, scores.json, final.json, and
+    state/.
 
     final.json is written last of the training, so that it stands for everything that it lists.
 
@@ -72,7 +73,8 @@ class RunFolder:
         return self._json(self.scores_file, "has no scores; generate and score its answers first")
 
     def metrics(self) -> pd.DataFrame:
-        """A row an iteration and node: the columns of metrics.jsonl's node entries, nested ones dotted, and `step`."""
+        """A row an iteration and node: the columns of metrics.jsonl's node entries, nested ones dotted, and
+        `step`."""
         import pandas as pd
 
         lines = [json.loads(line) for line in self.metrics_file.read_text().splitlines()]
@@ -130,8 +132,9 @@ class RunFolder:
         return True
 
     def clear_for(self, config: RunConfig, transport: str, job: bool) -> None:
-        """Refuse what can't be gone on from: state that another `transport` left, and checkpoints of other settings.
-        A `job` of the workflow starts over the latter, since Snakemake asks for it where a recipe has changed."""
+        """Refuse what can't be gone on from: state that another `transport` left, and checkpoints of other
+        settings. A `job` of the workflow starts over the latter, since Snakemake asks for it where a recipe
+        has changed."""
         recipe = recipe_hash(config)
         others = [path for folder in self.states() for path in state.of_other_settings(folder, recipe)]
         if others:

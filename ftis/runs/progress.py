@@ -14,7 +14,8 @@ log = logging.getLogger(__name__)
 
 
 class Progress:
-    """A context manager that shows how many of `total` iterations are done. None: the first call of `show` says it."""
+    """A context manager that shows how many of `total` iterations are done. None: the first call of `show`
+    says it."""
 
     def __init__(self, name: str, total: int, done: int | None = None) -> None:
         self._name, self._total, self._done, self._since = name, total, done, time.monotonic()
@@ -27,8 +28,8 @@ class Progress:
         self._bar.close()
 
     def show(self, done: int, rewards: Mapping[str, float]) -> None:
-        """`done` iterations are done, and the last one's mean rewards are these, by the nodes' labels. In a log it is a
-        line if there are more than before, with the seconds since then."""
+        """`done` iterations are done, and the last one's mean rewards are these, by the nodes' labels. In a
+        log it is a line if there are more than before, with the seconds since then."""
         before, self._done = self._done, done
         each = ", ".join(f"{label}: reward {reward:.2f}" for label, reward in rewards.items())
         self._bar.set_postfix_str(each)

@@ -1,9 +1,10 @@
-"""Grading a generations file (`ftis.runs.answers`): every completion's verdicts, and accuracies by model and test.
+"""Grading a generations file (`ftis.runs.answers`): every completion's verdicts, and accuracies by model and
+test.
 
 `scores.json` has the accuracies, by our grader and by math-verify's own verdict
-(`ftis.tasks.grading.math_verify_verdict`), both with 95 % intervals, and pins the graders' versions. Beside it
-`graded.jsonl` has a line a completion: node, test, id, sample, gold; answer, format, reason and extracted, which are
-ours; math_verify (null where it gave up) and read, which are math-verify's.
+(`ftis.tasks.grading.math_verify_verdict`), both with 95 % intervals, and pins the graders' versions. Beside
+it `graded.jsonl` has a line a completion: node, test, id, sample, gold; answer, format, reason and extracted,
+which are ours; math_verify (null where it gave up) and read, which are math-verify's.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ Graded = tuple[dict[str, Any], Verdict, Theirs]
 
 
 def score(generations: Path, out: Path) -> dict[str, Any]:
-    """Grade a generations file; write `out` (scores.json) and graded.jsonl beside it; returns what `out` holds.
+    """Grade a generations file; write `out` (scores.json) and graded.jsonl beside it; returns what `out`
+    holds.
 
     Raises `UserError` for a file that isn't whole.
     """
@@ -115,8 +117,8 @@ def _interval(ids: Sequence[str], right: Sequence[bool]) -> tuple[float, float]:
 
 
 def _math_verify(ids: Sequence[str], ours: Sequence[bool], theirs: Sequence[Theirs]) -> dict[str, Any]:
-    """Accuracy by math-verify's verdict, how often it gave up (which counts as wrong), and how many answers only one
-    of the two graders accepts."""
+    """Accuracy by math-verify's verdict, how often it gave up (which counts as wrong), and how many answers
+    only one of the two graders accepts."""
     right = [bool(other.accepts) for other in theirs]
     low, high = _interval(ids, right)
     return {

@@ -51,8 +51,8 @@ class Checkpoint:
 
 @contextlib.contextmanager
 def run_lock(folder: Path, wait: bool = False, shared: bool = False) -> Iterator[int]:
-    """Hold a folder of a run's state: a second trainer of the same run is told who has it, or with `wait` waits for
-    its end, `LONGEST_WAIT_S` at most. Yields the lock's descriptor.
+    """Hold a folder of a run's state: a second trainer of the same run is told who has it, or with `wait`
+    waits for its end, `LONGEST_WAIT_S` at most. Yields the lock's descriptor.
 
     The kernel frees the lock when its holder dies, however it dies, and all to whom it handed the descriptor.
     `shared`: with others who hold it shared, against those who want it alone.
@@ -64,8 +64,8 @@ def run_lock(folder: Path, wait: bool = False, shared: bool = False) -> Iterator
 
 @contextlib.contextmanager
 def only_writer(path: Path, wait: bool = False) -> Iterator[None]:
-    """Write a file or folder alone: another process that does so is told, or with `wait` waits for its end. The lock
-    is a file beside it, for as long."""
+    """Write a file or folder alone: another process that does so is told, or with `wait` waits for its end.
+    The lock is a file beside it, for as long."""
     lock = path.with_name(f".{path.name}.lock")
     with _lock_file(lock, f"{path}: another process is writing it", wait, fcntl.LOCK_EX):
         try:
@@ -112,7 +112,8 @@ def _await(handle: TextIO, kind: int, holder: str) -> None:
     while not locked(handle, kind):
         if time.monotonic() > until:
             raise Interrupted(
-                f"{holder}; it hasn't ended within {LONGEST_WAIT_S / 60:.0f} minutes, and this job would hold its GPU "
+                f"{holder}; it hasn't ended within {LONGEST_WAIT_S / 60:.0f} minutes, and this job would "
+                "hold its GPU "
                 "for nothing; stop that process, or wait for its end and start this again"
             )
         time.sleep(LOOK_S)
@@ -120,7 +121,8 @@ def _await(handle: TextIO, kind: int, holder: str) -> None:
 
 @contextlib.contextmanager
 def in_training(folder: Path) -> Iterator[None]:
-    """Let `is_training` see that the node whose state is in `folder` has met the others, until this process ends."""
+    """Let `is_training` see that the node whose state is in `folder` has met the others, until this process
+    ends."""
     with open(folder / "training", "a") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)  # waits for those who look, and they don't stay
         yield
@@ -172,7 +174,8 @@ def truncate_metrics(path: Path, last_step: int) -> None:
 
 
 def save_checkpoint(folder: Path, recipe: str, state: State) -> None:
-    """Write step-NNNNNN: one safetensors file a node, and the messages that wait to be used; each hashed on its way."""
+    """Write step-NNNNNN: one safetensors file a node, and the messages that wait to be used; each hashed on
+    its way."""
     final = folder / f"step-{state.step:06d}"
     partial = folder / f".{final.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)

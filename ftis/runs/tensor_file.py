@@ -1,7 +1,9 @@
-"""Tensors written as a safetensors file whose SHA-256 is known when it is written: nothing is read a second time.
+"""Tensors written as a safetensors file whose SHA-256 is known when it is written: nothing is read a second
+time.
 
-A checkpoint of a large run has tens of gigabytes, and `safetensors.save_file` can't hash. Its format is short: eight
-bytes with the length of a JSON header, the header (name -> type, shape, first and last byte), the tensors.
+A checkpoint of a large run has tens of gigabytes, and `safetensors.save_file` can't hash. Its format is
+short: eight bytes with the length of a JSON header, the header (name -> type, shape, first and last byte),
+the tensors.
 """
 
 from __future__ import annotations
@@ -26,10 +28,11 @@ TYPES = {
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Write `tensors` to `path`, which `safetensors.torch.load_file` reads; returns the file's sha256 as hex digits.
+    """Write `tensors` to `path`, which `safetensors.torch.load_file` reads; returns the file's sha256 as hex
+    digits.
 
-    They may be on any device; one at a time is copied to the machine's memory. Raises TypeError for a type that isn't
-    among `TYPES`, and OSError with the path where it can't be written.
+    They may be on any device; one at a time is copied to the machine's memory. Raises TypeError for a type
+    that isn't among `TYPES`, and OSError with the path where it can't be written.
     """
     # Wide types first, as the library orders them: each tensor then begins at a multiple of its item's size.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))

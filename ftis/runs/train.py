@@ -25,11 +25,11 @@ log = logging.getLogger(__name__)
 
 
 def train(config: RunConfig, out: str | Path, job: bool = False) -> RunFolder:
-    """Run `config` in the folder `out`, going on from its newest checkpoint if there is one: all nodes in this process,
-    or with `transport: processes` a process for each. The result is the same.
+    """Run `config` in the folder `out`, going on from its newest checkpoint if there is one: all nodes in
+    this process, or with `transport: processes` a process for each. The result is the same.
 
-    Another process that trains it, or checkpoints of other settings, are a UserError. A `job` of the workflow waits
-    for the one and starts over the others, since Snakemake asks for it where a recipe has changed.
+    Another process that trains it, or checkpoints of other settings, are a UserError. A `job` of the workflow
+    waits for the one and starts over the others, since Snakemake asks for it where a recipe has changed.
     Writes config.yaml at the start, and at the end node{k}/, metrics.jsonl and, last of all, final.json.
 
     >>> run = ftis.load_run("examples/pair.yaml", {"validation.data": None}, iterations=1, prompts=2, group_size=2)
@@ -67,8 +67,8 @@ def train_here(config: RunConfig, out: str | Path, job: bool = False) -> RunFold
 
 
 def claimed(folder: RunFolder, config: RunConfig, kept: Path, transport: str, job: bool) -> bool:
-    """Make the folder ready for training `config`; False where it is finished. The caller holds the lock of `kept`, in
-    which only it writes."""
+    """Make the folder ready for training `config`; False where it is finished. The caller holds the lock of
+    `kept`, in which only it writes."""
     if folder.is_done(config):
         return False
     folder.clear_for(config, transport, job)
@@ -79,8 +79,8 @@ def claimed(folder: RunFolder, config: RunConfig, kept: Path, transport: str, jo
 
 
 def begin(swarm: Swarm, kept: Path, checkpoint: state.Checkpoint | None) -> int:
-    """Take up a checkpoint, or start; the number of iterations that are done. `kept` holds the checkpoints and the
-    metrics: what is newer than the checkpoint, or of other settings, is removed."""
+    """Take up a checkpoint, or start; the number of iterations that are done. `kept` holds the checkpoints
+    and the metrics: what is newer than the checkpoint, or of other settings, is removed."""
     for node in swarm.nodes:
         node.explain = partial(save_evidence, kept / "nonfinite")
     metrics = kept / "metrics.jsonl"

@@ -1,7 +1,8 @@
 """Supervised warm start of a real model on worked solutions, so that it writes the format that earns rewards.
 
 A small model that has never seen the format is rewarded once in hundreds of completions, and GRPO learns
-nothing from groups whose rewards are all 0. The tiny models have a warm start of their own (`ftis.tasks.tiny.models`).
+nothing from groups whose rewards are all 0. The tiny models have a warm start of their own
+(`ftis.tasks.tiny.models`).
 """
 
 from __future__ import annotations
@@ -51,9 +52,11 @@ def solution_text(problem: Problem) -> str:
 
 def warm_start(
     settings: WarmStart, seed: int, model: str, revision: str | None, prompt: str, data: Dataset, out: Path,
-    compute_dtype: str = "float32", device: str = "auto", progress: Callable[[int, int, float], None] | None = None,
+    compute_dtype: str = "float32", device: str = "auto",
+    progress: Callable[[int, int, float], None] | None = None,
 ) -> dict:  # fmt: skip
-    """Train `model` on the solutions of `data` behind `prompt`, and write it to `out` as a Hugging Face folder.
+    """Train `model` on the solutions of `data` behind `prompt`, and write it to `out` as a Hugging Face
+    folder.
 
     The loss is the mean over the solutions' tokens, stop token included. progress: called as
     (step, steps, loss) after each step. Returns what `warm.json`, the last file written, holds.

@@ -25,13 +25,14 @@ CELL = ["setup", "method", "g", "split", "variant", "role"]
 def ablation_data(name: str, tier: str, run_dirs: Sequence[Path]) -> pd.DataFrame:
     """One row a (run without its seed, node): accuracy after training and its differences.
 
-    Columns: ablation, tier, variant, label, setup, method, g, role, model, seeds, metric, accuracy, low, high,
-    then `difference` to the same run without the variant and `over_alone` to the same model trained alone, both
-    over seeds that the two share, each with _low and _high of its 95 % paired t-interval (empty below two seeds),
-    `filtered`, the mean share of foreign samples that the filter dropped, and `commit` and `processor`, what trained
-    the runs. Alone has the variant too where that was run, except one that changes how many prompts a swarm deals
-    out: there the question is what a node gains over training alone as it would have.
-    Accuracies are fractions, on the id benchmark: sampled at T = 1 where the tier does that, else greedy.
+    Columns: ablation, tier, variant, label, setup, method, g, role, model, seeds, metric, accuracy, low,
+    high, then `difference` to the same run without the variant and `over_alone` to the same model trained
+    alone, both over seeds that the two share, each with _low and _high of its 95 % paired t-interval (empty
+    below two seeds), `filtered`, the mean share of foreign samples that the filter dropped, and `commit` and
+    `processor`, what trained the runs. Alone has the variant too where that was run, except one that changes
+    how many prompts a swarm deals out: there the question is what a node gains over training alone as it
+    would have. Accuracies are fractions, on the id benchmark: sampled at T = 1 where the tier does that, else
+    greedy.
     """
     known = Suite.load().grid.ablations
     if name not in known:

@@ -1,4 +1,5 @@
-"""Answers of finished runs to be read: the same questions by several models, and where the two graders differ."""
+"""Answers of finished runs to be read: the same questions by several models, and where the two graders
+differ."""
 
 from __future__ import annotations
 
@@ -46,8 +47,8 @@ def read_graded(folder: Path) -> list[dict[str, Any]]:
 
 
 def completions(run_dirs: Sequence[Path], tier: str) -> list[dict[str, Any]]:
-    """The first sampled (else greedy) answer to the first questions of each benchmark, by the models of one seed of
-    the size pair: before training, alone, and under the methods `SHOWN`."""
+    """The first sampled (else greedy) answer to the first questions of each benchmark, by the models of one
+    seed of the size pair: before training, alone, and under the methods `SHOWN`."""
     chosen = [(folder, Suite.load().run(folder.name)) for folder in run_dirs]
     pair = ("base_small", "base_large")
     shown = [
@@ -110,8 +111,8 @@ def _first_questions(header: Mapping[str, Any]) -> set[str]:
 def disagreements(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:
     """Of each way to differ, the `DIFFERING` answers that most completions share.
 
-    A way is a benchmark, both verdicts and our reason; `kind_rows` counts its completions in all runs, `rows` those
-    with this answer. run, node, test and sample are of the first such completion.
+    A way is a benchmark, both verdicts and our reason; `kind_rows` counts its completions in all runs, `rows`
+    those with this answer. run, node, test and sample are of the first such completion.
     """
     kinds: dict[tuple, dict[tuple, dict[str, Any]]] = {}
     for folder in run_dirs:

@@ -1,8 +1,9 @@
 """What a node gains by joining a swarm: accuracy against own generated tokens, seconds and bytes.
 
-Alone, a node samples every completion it trains on; in a swarm of n it samples a share and receives the rest, so
-it saves sampling and pays with bytes and with checking them. Both runs of a comparison share the seed. Made from the tables of
-`ftis.study.tidy`; accuracies are those of validation, sampled at T = 1 where the tier does that (else greedy), as fractions.
+Alone, a node samples every completion it trains on; in a swarm of n it samples a share and receives the rest,
+so it saves sampling and pays with bytes and with checking them. Both runs of a comparison share the seed.
+Made from the tables of `ftis.study.tidy`; accuracies are those of validation, sampled at T = 1 where the tier
+does that (else greedy), as fractions.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ def _of(table: pd.DataFrame, run: str, node: int) -> pd.DataFrame:
 def gain_at_equal(swarm: pd.DataFrame, lone: pd.DataFrame, cost: str) -> float:
     """Accuracy in the swarm less Alone's at the most of a cost that both spent, linear between validations.
 
-    Where one of the two ends earlier, that is where both are read: for every seed there is a number, so which seeds
-    count doesn't depend on how fast either was.
+    Where one of the two ends earlier, that is where both are read: for every seed there is a number, so which
+    seeds count doesn't depend on how fast either was.
     """
     budget = min(swarm[cost].iloc[-1], lone[cost].iloc[-1])
     at = [float(np.interp(budget, points[cost], points["accuracy"])) for points in (swarm, lone)]
@@ -84,7 +85,8 @@ def tokens_to(points: pd.DataFrame, level: float) -> float:
 
 
 def break_even(traffic: float, saved: float) -> float:
-    """Bytes a second at which moving `traffic` bytes takes as long as the `saved` seconds; inf if none were."""
+    """Bytes a second at which moving `traffic` bytes takes as long as the `saved` seconds; inf if none
+    were."""
     return traffic / saved if saved > 0 else math.inf
 
 
@@ -92,8 +94,8 @@ def break_even(traffic: float, saved: float) -> float:
 
 
 def pairs(tables: Tables) -> pd.DataFrame:
-    """One row a (run of a swarm, node) with Alone of that role and seed: KEYS, seed, label, run, node, lone_run,
-    lone_node and, `lone_` before Alone's, iterations and costs. Main grid only (no variants)."""
+    """One row a (run of a swarm, node) with Alone of that role and seed: KEYS, seed, label, run, node,
+    lone_run, lone_node and, `lone_` before Alone's, iterations and costs. Main grid only (no variants)."""
     runs = tables["runs"]
     if runs.empty:
         raise UserError("economics: the tier has no runs; train some, or name them with --run")
@@ -111,9 +113,9 @@ def pairs(tables: Tables) -> pd.DataFrame:
 def compare(tables: Tables, level: float = LEVEL) -> pd.DataFrame:
     """Each pair's numbers, one row a (swarm run, node): the columns of `economics` before averaging.
 
-    Costs are per iteration. Traffic is the larger of bytes sent and received: a link carries both at once. Seconds to
-    collect are those until the samples to train on are there, but for moving bytes: sampling, grading and the
-    exchange's own work (encoding, decoding, checking what peers claim).
+    Costs are per iteration. Traffic is the larger of bytes sent and received: a link carries both at once.
+    Seconds to collect are those until the samples to train on are there, but for moving bytes: sampling,
+    grading and the exchange's own work (encoding, decoding, checking what peers claim).
     """
     rows = []
     for pair in pairs(tables).to_dict("records"):
@@ -157,16 +159,17 @@ COLUMNS = [
 def economics(tables: Tables, level: float = LEVEL) -> pd.DataFrame:
     """economics.csv: one row a (setup, method, g, split, role), means over the seeds that Alone has too.
 
-    alone_ and swarm_accuracy: validation accuracy (`primary_decoding`) after the last iteration, a fraction. gain: their
-    paired difference, with its 95 % t-interval (empty for one seed). tokens: own tokens generated an
-    iteration. gain_equal_tokens: accuracy less Alone's when both had generated as many tokens; gain_equal_seconds:
-    when both had worked as long (a swarm's node samples less and trains on as many samples, so either may end first:
-    `gain_at_equal`). tokens_to_level: own tokens until `level` of Alone's total gain, over the seeds where both get
-    there (`reached`). seconds_collect: an iteration's sampling, grading and exchange, without the time that bytes take
-    on a network, which runs in one process don't have; seconds_saved: the difference. bytes_sent: an iteration;
-    traffic: the larger of sent and received. break_even: bandwidth (bytes/s) at which an iteration's traffic takes as
-    long as was saved; above it joining saves time, inf where nothing was saved. Empty where no swarm run has an Alone
-    of its role and seed; accuracies are nan without validation.
+    alone_ and swarm_accuracy: validation accuracy (`primary_decoding`) after the last iteration, a fraction.
+    gain: their paired difference, with its 95 % t-interval (empty for one seed). tokens: own tokens generated
+    an iteration. gain_equal_tokens: accuracy less Alone's when both had generated as many tokens;
+    gain_equal_seconds: when both had worked as long (a swarm's node samples less and trains on as many
+    samples, so either may end first: `gain_at_equal`). tokens_to_level: own tokens until `level` of Alone's
+    total gain, over the seeds where both get there (`reached`). seconds_collect: an iteration's sampling,
+    grading and exchange, without the time that bytes take on a network, which runs in one process don't have;
+    seconds_saved: the difference. bytes_sent: an iteration; traffic: the larger of sent and received.
+    break_even: bandwidth (bytes/s) at which an iteration's traffic takes as long as was saved; above it
+    joining saves time, inf where nothing was saved. Empty where no swarm run has an Alone of its role and
+    seed; accuracies are nan without validation.
     """
     each = compare(tables, level)
     if each.empty:

@@ -1,4 +1,5 @@
-"""What a figure of a suite shows: its curves, summarised over seeds, and its words. `ftis.study.plots` draws it.
+"""What a figure of a suite shows: its curves, summarised over seeds, and its words. `ftis.study.plots` draws
+it.
 
 Accuracies are fractions; drawings are in percent.
 """
@@ -38,12 +39,13 @@ def summarise(data: pd.DataFrame) -> pd.DataFrame:
 
 
 def figure_data(figure_id: str, tier: str, run_dirs: Sequence[Path]) -> pd.DataFrame:
-    """What a figure is drawn from: validation accuracy (a fraction) of the runs it is given, greedy as in the paper,
-    and sampled at T = 1 where every run has it (greedy saturates on easy problems).
+    """What a figure is drawn from: validation accuracy (a fraction) of the runs it is given, greedy as in the
+    paper, and sampled at T = 1 where every run has it (greedy saturates on easy problems).
 
-    Columns: figure, tier, those of `load_curves`, decoding (greedy or sampled), series (the curve's name in the
-    legend), problems (number of validation problems) and samples (of each). Rows are ordered as they are drawn. A run that doesn't belong on
-    the figure, and a curve without any run, are errors; further runs of the same pair are drawn too.
+    Columns: figure, tier, those of `load_curves`, decoding (greedy or sampled), series (the curve's name in
+    the legend), problems (number of validation problems) and samples (of each). Rows are ordered as they are
+    drawn. A run that doesn't belong on the figure, and a curve without any run, are errors; further runs of
+    the same pair are drawn too.
     """
     figures = [name for name in Suite.load().grid.artefacts if name.startswith("fig")]
     if figure_id not in figures:

@@ -39,7 +39,8 @@ DECODINGS = {"greedy": "Greedy", "sampled": "T = 1"}
 
 
 def draw(figure_id: str, data: pd.DataFrame) -> Figure:
-    """One panel a node of the pair, a row a decoding; a line a series: mean over seeds, with a band if several."""
+    """One panel a node of the pair, a row a decoding; a line a series: mean over seeds, with a band if
+    several."""
     looks = series_looks(data)
     nodes = data[data["method"] != "alone"].drop_duplicates("node").sort_values("node")
     rows = [how for how in DECODINGS if how in set(data["decoding"])]
@@ -93,8 +94,8 @@ def series_looks(data: pd.DataFrame) -> dict[str, dict]:
     kinds = data.drop_duplicates("series")
     for kind in kinds.itertuples():
         rivals = sorted(kinds.loc[kinds["method"] == kind.method, "g"].unique(), key=lambda g: float(g or 0))
-        # Alone is the widest line and filtered methods are the narrowest, in the order in which they are drawn: where
-        # one coincides with another, both are seen.
+        # Alone is the widest line and filtered methods are the narrowest, in the order in which they are
+        # drawn: where one coincides with another, both are seen.
         width = 2.8 if kind.method == "alone" else 1.3 if METHODS[kind.method].filtered else 2.2
         colour, marker = METHODS[kind.method].colour, METHODS[kind.method].marker
         if len(rivals) > 1:

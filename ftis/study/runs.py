@@ -1,7 +1,8 @@
-"""Reading finished runs: tidy tables of their curves and scores, and errors that say how to make what is missing.
+"""Reading finished runs: tidy tables of their curves and scores, and errors that say how to make what is
+missing.
 
-Everything is a function of run folders (`results/{tier}/runs/{run}`). Accuracies are fractions, as in the files they come
-from.
+Everything is a function of run folders (`results/{tier}/runs/{run}`). Accuracies are fractions, as in the
+files they come from.
 """
 
 from __future__ import annotations
@@ -114,7 +115,8 @@ def load_scores(run_dirs: Sequence[Path], tier: str) -> pd.DataFrame:
 
 
 def named(node: Mapping[str, Any], called: Mapping[str, str]) -> dict[str, Any]:
-    """A node of a run's files as the columns node, role and label: as its role is called now, else as it was."""
+    """A node of a run's files as the columns node, role and label: as its role is called now, else as it
+    was."""
     role, label = node["name"], node["label"]
     return {"node": node["node"], "role": role, "label": called.get(role, label)}
 

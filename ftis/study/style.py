@@ -1,4 +1,5 @@
-"""How all drawings look, and how they become files: fonts, titles and notes, shades, bytes that stay the same."""
+"""How all drawings look, and how they become files: fonts, titles and notes, shades, bytes that stay the
+same."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ DPI = 160
 
 
 def rendered(name: str, figure: Figure) -> dict[str, bytes]:
-    """{`name`.pdf, `name`.png: content}, without a creation date, so that the same data gives the same bytes."""
+    """{`name`.pdf, `name`.png: content}, without a creation date, so that the same data gives the same
+    bytes."""
     files = {}
     for suffix, metadata in (("pdf", {"CreationDate": None}), ("png", {"Software": None})):
         buffer = io.BytesIO()

@@ -1,13 +1,12 @@
-"""Tidy tables of a tier: what finished runs say, as a few CSV files that every claim and figure can be made from.
+"""Tidy tables of a tier: what finished runs say, as a few CSV files that every claim and figure can be made
+from.
 
-runs: one row a (run, node): what it is and what it cost in all.
-training: one row a (run, node, iteration).
-validation: one row a (run, node, validated iteration); 0 is before training.
-scores: one row a (run, node, benchmark, decoding), after training; runs named start-... are before it.
-completions: answers of several runs to the same questions, to be read.
-disagreements: answers that only one of our grader and math-verify accepts, a few of each kind.
-Accuracies are fractions; `math_verify` is by math-verify's own verdict, every other one by ours. `run` and `node` join
-the tables.
+runs: one row a (run, node): what it is and what it cost in all. training: one row a (run, node, iteration).
+validation: one row a (run, node, validated iteration); 0 is before training. scores: one row a (run, node,
+benchmark, decoding), after training; runs named start-... are before it. completions: answers of several runs
+to the same questions, to be read. disagreements: answers that only one of our grader and math-verify accepts,
+a few of each kind. Accuracies are fractions; `math_verify` is by math-verify's own verdict, every other one
+by ours. `run` and `node` join the tables.
 """
 
 from __future__ import annotations
@@ -43,7 +42,8 @@ COLUMNS = {
 }  # fmt: skip
 UNPUBLISHED = {"scores": ("math_verify", "math_verify_faults", "only_ours", "only_math_verify"),
                "completions": ("math_verify",), "disagreements": tuple(COLUMNS["disagreements"])}  # fmt: skip
-"""What tables lack that were published before math-verify's verdict was kept: they are read with these empty."""
+"""What tables lack that were published before math-verify's verdict was kept: they are read with these
+empty."""
 TEXTS = {*RUN_COLUMNS, "role", "label", "commit", "recipe", "benchmark", "decoding", "dataset", "id", "question", "gold",
          "text", "reason", "extracted", "read", "test"} - {"seed"}  # fmt: skip
 ORDER = {"runs": ["run", "node"], "training": ["run", "node", "step"], "validation": ["run", "node", "step"],
@@ -222,7 +222,8 @@ def sources(tier: str, run_dirs: Sequence[Path]) -> dict[str, Any]:
 
 
 def primary_decoding(tables: Mapping[str, pd.DataFrame]) -> str:
-    """The decoding that claims and economics go by: sampled at T = 1 where the tier does that, else greedy."""
+    """The decoding that claims and economics go by: sampled at T = 1 where the tier does that, else
+    greedy."""
     for name, column in (("validation", "sampled"), ("scores", "decoding")):
         found = tables.get(name, pd.DataFrame()).get(column, pd.Series(dtype=object)).dropna()
         if len(found) and (name == "validation" or found.eq("sampled").any()):
@@ -231,8 +232,8 @@ def primary_decoding(tables: Mapping[str, pd.DataFrame]) -> str:
 
 
 def read_tidy(folder: Path) -> Tables:
-    """Tables that `make_tidy` wrote, by name. g is text; an empty field of text is "". Raises UserError for one that is
-    missing.
+    """Tables that `make_tidy` wrote, by name. g is text; an empty field of text is "". Raises UserError for
+    one that is missing.
 
     >>> ftis.read_tidy("paper_figures/published/tiny/tidy")["runs"]["method"].nunique()  # seven, and models as they were before
     8

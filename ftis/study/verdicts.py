@@ -102,7 +102,8 @@ class Component:
 
     def needed(self, alpha: float = ALPHA, power: float = POWER) -> tuple[float, float]:
         """Seeds to show that it holds, and that it fails, at the observed effect and spread; inf: over
-        MAX_SEEDS, or no number: an effect above 0, however small, is with enough seeds no failure of `above`."""
+        MAX_SEEDS, or no number: an effect above 0, however small, is with enough seeds no failure of
+        `above`."""
         found = []
         for distances, share in zip(self.distances, (1, 2 if self.kind == "level" else 1), strict=True):
             n = stats.needed_n(distances, self.sd, alpha / share, power, MAX_SEEDS)

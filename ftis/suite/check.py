@@ -64,7 +64,8 @@ def _sources(tier: str, config: RunConfig) -> list[tuple[str, str, str | None]]:
 
 
 def _models(tier: str, runs: Sequence[RunPlan], tokenizers: dict) -> Iterator[str]:
-    """Models that aren't here nor to be had, and tokenizers that can't be read or are wider than the embedding."""
+    """Models that aren't here nor to be had, and tokenizers that can't be read or are wider than the
+    embedding."""
     from ftis.model.loading import load_tokenizer, model_source
     from ftis.model.policy import vocabulary
 
@@ -85,7 +86,8 @@ def _models(tier: str, runs: Sequence[RunPlan], tokenizers: dict) -> Iterator[st
         ids = vocabulary(tokenizers[where])
         if ids > shape.vocab_size:
             yield (
-                f"{name}the tokenizer of {where} has ids up to {ids - 1}, its embedding {shape.vocab_size} rows: not a "
+                f"{name}the tokenizer of {where} has ids up to {ids - 1}, its embedding {shape.vocab_size} "
+                "rows: not a "
                 "pair; take the tokenizer that the model was trained with"
             )
 
@@ -159,12 +161,14 @@ def _gpus(runs: Sequence[RunPlan]) -> Iterator[str]:
         for node in run.nodes:
             if node.gpu is not None and node.gpu >= run.gpus:
                 yield (
-                    f"node.device: {node.role} of {run.slug} is on GPU {node.gpu}, but the job has {run.gpus} "
+                    f"node.device: {node.role} of {run.slug} is on GPU {node.gpu}, but the job has "
+                    f"{run.gpus} "
                     "(resources.train.gpus); raise that, or set the device to auto"
                 )
         if 0 < here < run.gpus:
             yield (
-                f"resources.train.gpus: {run.slug} takes {run.gpus}, this machine has {here}; run it elsewhere or lower it"
+                f"resources.train.gpus: {run.slug} takes {run.gpus}, this machine has {here}; run it "
+                "elsewhere or lower it"
             )
 
 
@@ -176,14 +180,16 @@ def _memory(runs: Sequence[RunPlan], gpu: Gpu) -> Iterator[str]:
                 names = " + ".join(n.label or n.role for n in run.nodes if n.gpu == i)
                 what = f"{names} need {need / GIB:.1f} GiB of a GPU's {gpu.gib:g}"
                 how = (
-                    "raise resources.train.gpus, lower rollout.max_batch, rollout.gpu_memory_utilization (vllm) or "
+                    "raise resources.train.gpus, lower rollout.max_batch, rollout.gpu_memory_utilization "
+                    "(vllm) or "
                     "optim.micro_batch_tokens, or set node.gradient_checkpointing"
                 )
                 tight.setdefault((what, how), []).append(run.slug)
         for node in run.nodes:
             if node.generate_bytes > run.generate_limit:
                 what = (
-                    f"answering the tests with {node.label or node.role} needs {node.generate_bytes / GIB:.1f} GiB, its "
+                    f"answering the tests with {node.label or node.role} needs "
+                    f"{node.generate_bytes / GIB:.1f} GiB, its "
                     f"job (resources.generate) has {run.generate_limit / GIB:.1f}"
                 )
                 tight.setdefault(
@@ -191,7 +197,8 @@ def _memory(runs: Sequence[RunPlan], gpu: Gpu) -> Iterator[str]:
                 ).append(run.slug)
         if run.host_bytes > run.host_limit:
             yield (
-                f"resources.train.mem_mb: {run.slug} may need {run.host_bytes / 1e9:.1f} GB of the machine's memory (a run "
+                f"resources.train.mem_mb: {run.slug} may need {run.host_bytes / 1e9:.1f} GB of the machine's "
+                "memory (a run "
                 f"that was killed reads all nodes' states), the job has {run.host_limit / 1e9:.1f}; raise it"
             )
     for (what, how), slugs in tight.items():
@@ -200,14 +207,16 @@ def _memory(runs: Sequence[RunPlan], gpu: Gpu) -> Iterator[str]:
 
 
 def _engines(tier: str, runs: Sequence[RunPlan]) -> Iterator[str]:
-    """Engines of vLLM that wouldn't start: two at a time on a card, a share that is too small, or a context beyond the
-    model's."""
+    """Engines of vLLM that wouldn't start: two at a time on a card, a share that is too small, or a context
+    beyond the model's."""
     for run in runs:
         cards = [node.gpu for node in run.nodes if node.memory.engine]
         if run.config.transport == "processes" and len(set(cards)) < len(cards):
             yield (
-                f"resources.train.gpus: {run.slug} has {run.gpus} for {len(run.nodes)} nodes in processes of their own: "
-                "an engine of vLLM measures its card when it starts and sleeps, and fails where another's memory changes "
+                f"resources.train.gpus: {run.slug} has {run.gpus} for {len(run.nodes)} nodes in processes of "
+                "their own: "
+                "an engine of vLLM measures its card when it starts and sleeps, and fails where another's "
+                "memory changes "
                 "meanwhile; give each node a GPU, or set transport to local"
             )
     for node in (node for run in runs for node in run.nodes):
@@ -216,13 +225,15 @@ def _engines(tier: str, runs: Sequence[RunPlan]) -> Iterator[str]:
             least = engine.weights + engine.sequence
             if 0 < engine.given < least:
                 yield (
-                    f"{engine.share} is {engine.given / GIB:.1f} GiB for {name}: vLLM needs {least / GIB:.1f} for its "
+                    f"{engine.share} is {engine.given / GIB:.1f} GiB for {name}: vLLM needs "
+                    f"{least / GIB:.1f} for its "
                     f"weights and one sequence of {engine.tokens} tokens; give it more, or take a larger GPU"
                 )
             limit = shape_of_role(tier, node.role).max_position_embeddings
             if limit is not None and engine.tokens > limit:
                 yield (
-                    f"models.{node.role}: {node.model} reads {limit} tokens, and vLLM is to read up to {engine.tokens} with "
+                    f"models.{node.role}: {node.model} reads {limit} tokens, and vLLM is to read up to "
+                    f"{engine.tokens} with "
                     "a prompt and its completion; lower max_new_tokens"
                 )
 
@@ -233,7 +244,8 @@ def _tf32(runs: Sequence[RunPlan]) -> Iterator[str]:
     single = any(run.config.nodes[k].compute_dtype == "float32" for run, k in nodes)
     if single and os.environ.get("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE") == "1":
         yield (
-            "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE: is 1, with which products in float32 are good to three digits only; unset "
+            "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE: is 1, with which products in float32 are good to three digits "
+            "only; unset "
             "it, or set compute_dtype to bfloat16"
         )
 
@@ -247,8 +259,10 @@ def _disk(runs: Sequence[RunPlan], results: Path, jobs: int) -> Iterator[str]:
     running = sorted((r.disk_bytes - r.kept_bytes for r in runs), reverse=True)[:jobs]
     if kept + sum(running) > free:
         yield (
-            f"disk: the runs leave {kept / 1e9:.0f} GB and need {(kept + sum(running)) / 1e9:.0f} GB in all with {jobs} "
-            f"training at a time; {folder} has {free / 1e9:.0f} GB free; take another folder, or fewer at a time "
+            f"disk: the runs leave {kept / 1e9:.0f} GB and need {(kept + sum(running)) / 1e9:.0f} GB in all "
+            f"with {jobs} "
+            f"training at a time; {folder} has {free / 1e9:.0f} GB free; take another folder, or fewer at a "
+            "time "
             "(snakemake --jobs N; --jobs N here)"
         )
     if not os.access(folder, os.W_OK):

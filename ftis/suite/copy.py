@@ -10,8 +10,8 @@ from ftis.suite.suite import Suite
 
 
 def copy_suite(folder: Path) -> list[Path]:
-    """Copy the workflow of the suite in force into `folder`, where `snakemake` finds it, with a link to the Slurm profile;
-    what was written. Raises UserError where something of that name is there."""
+    """Copy the workflow of the suite in force into `folder`, where `snakemake` finds it, with a link to the
+    Slurm profile; what was written. Raises UserError where something of that name is there."""
     source = Suite.load().folder.parent
     if not (source / "Snakefile").is_file():
         raise UserError(f"{source}: has no Snakefile; FTIS_SUITE must name the config folder of a workflow")

@@ -1,8 +1,9 @@
-"""How long a node's work takes on a GPU, by a model of a few stated constants: pure functions, in seconds and FLOPs.
+"""How long a node's work takes on a GPU, by a model of a few stated constants: pure functions, in seconds and
+FLOPs.
 
-None of the constants was measured here, since no GPU was at hand: `benchmarks/gpu_step.py` measures what would
-replace them. An update is bound by arithmetic, a decoding step of the trainer's own sampler by launching kernels or
-by reading memory, one of vLLM by both, one after the other.
+None of the constants was measured here, since no GPU was at hand: `benchmarks/gpu_step.py` measures what
+would replace them. An update is bound by arithmetic, a decoding step of the trainer's own sampler by
+launching kernels or by reading memory, one of vLLM by both, one after the other.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ class Gpu:
 
     name: str
     gib: float
-    """Memory in GiB, as torch counts it: half a gibibyte less than nvidia-smi says, and up to one less than the name."""
+    """Memory in GiB, as torch counts it: half a gibibyte less than nvidia-smi says, and up to one less than
+    the name."""
     flops: float
     """A second, bfloat16 with float32 sums, dense."""
     single: float
@@ -31,10 +33,10 @@ class Gpu:
     """Names that torch gives it."""
 
 
-# NVIDIA's data sheets of each; half of what they print where that is with sparsity, and GDDR6 less the sixteenth that
-# its error correction takes. The T4 has no bfloat16: float16. Memory is what torch's out-of-memory errors give as
-# the card's total: T4 14.56 to 14.75, H100 79.11 (vllm#27508); of the others nvidia-smi's number less what such a card
-# keeps for itself (23,034, 81,920 and 143,771 MiB less some 550).
+# NVIDIA's data sheets of each; half of what they print where that is with sparsity, and GDDR6 less the
+# sixteenth that its error correction takes. The T4 has no bfloat16: float16. Memory is what torch's
+# out-of-memory errors give as the card's total: T4 14.56 to 14.75, H100 79.11 (vllm#27508); of the others
+# nvidia-smi's number less what such a card keeps for itself (23,034, 81,920 and 143,771 MiB less some 550).
 GPUS = {
     "t4": Gpu("T4, 16 GB", 14.56, 65e12, 8.1e12, 0.32e12, ("Tesla T4",)),
     "l4": Gpu("L4, 24 GB", 22.0, 121e12, 30.3e12, 0.3e12, ("NVIDIA L4",)),
@@ -47,31 +49,34 @@ GPUS = {
 GPU = GPUS["h100"]
 """Where none is named."""
 EFFICIENCY = 0.2
-"""Share of `flops` that an update reaches, what is computed twice included. Reckoned: at 3B the elementwise work that
-isn't fused (norms and residuals in float32, casts, rotary, activations) moves some 0.5 MB a token and layer, which
-takes as long as the products do; attention under dense masks, the log-prob head and small last micro-batches come on top."""
+"""Share of `flops` that an update reaches, what is computed twice included. Reckoned: at 3B the elementwise
+work that isn't fused (norms and residuals in float32, casts, rotary, activations) moves some 0.5 MB a token
+and layer, which takes as long as the products do; attention under dense masks, the log-prob head and small
+last micro-batches come on top."""
 LAYER_SECONDS = 1e-3
-"""Least time of a decoding step of the trainer's own sampler a layer. Qwen's speed benchmark of Qwen2.5 (A100, batch 1,
-bfloat16; docs/source/benchmark of QwenLM/Qwen2.5) has 21.1, 25.2 and 32.5 ms a token with transformers at 24, 28 and 36
-layers, 0.9 a layer whatever the width: kernels being launched one by one. Autocast launches more."""
+"""Least time of a decoding step of the trainer's own sampler a layer. Qwen's speed benchmark of Qwen2.5
+(A100, batch 1, bfloat16; docs/source/benchmark of QwenLM/Qwen2.5) has 21.1, 25.2 and 32.5 ms a token with
+transformers at 24, 28 and 36 layers, 0.9 a layer whatever the width: kernels being launched one by one.
+Autocast launches more."""
 VLLM_LAYER_SECONDS = 0.14e-3
-"""Of a decoding step of vLLM a layer, besides reading memory. The same page has 3.2, 5.5 and 7.8 ms a token with vLLM
-0.6.3; less what reading the weights takes on an A100, that is 0.11, 0.14 and 0.13 ms a layer."""
+"""Of a decoding step of vLLM a layer, besides reading memory. The same page has 3.2, 5.5 and 7.8 ms a token
+with vLLM 0.6.3; less what reading the weights takes on an A100, that is 0.11, 0.14 and 0.13 ms a layer."""
 VLLM_SEQUENCE_SECONDS = 20e-6
-"""Of a decoding step of vLLM a running sequence: its scheduler's Python, and a draw with a seed of its own, which is a
-kernel launch; assumed."""
+"""Of a decoding step of vLLM a running sequence: its scheduler's Python, and a draw with a seed of its own,
+which is a kernel launch; assumed."""
 START_SECONDS = 60
-"""Of a job until its models are read: Python, torch and transformers from a file system that many share; assumed."""
+"""Of a job until its models are read: Python, torch and transformers from a file system that many share;
+assumed."""
 ENGINE_SECONDS = 90
 """Until an engine of vLLM runs: compiling, profiling and CUDA graphs; assumed, others see 60 to 120."""
 DISK_RATE = 1e9
-"""Bytes a second at which a job's models are read and its checkpoints are written and hashed; assumed, a local NVMe disk
-is faster and a busy shared file system slower."""
+"""Bytes a second at which a job's models are read and its checkpoints are written and hashed; assumed, a
+local NVMe disk is faster and a busy shared file system slower."""
 PUSH_RATE = 1e9
 """Bytes a second from the trainer to an engine of vLLM, through the machine's memory; assumed."""
 COMPLETION_SHARE = 0.5
-"""Mean length of a completion as a share of its budget; assumed. A batch decodes as long as its longest does, which
-is taken to be the whole budget."""
+"""Mean length of a completion as a share of its budget; assumed. A batch decodes as long as its longest does,
+which is taken to be the whole budget."""
 
 
 def gpu_of_device(device: str) -> Gpu | None:
@@ -80,7 +85,8 @@ def gpu_of_device(device: str) -> Gpu | None:
 
 
 def gpu_named(name: str) -> Gpu:
-    """A key of `GPUS`, in any case, or a name that torch gives a device. Raises UserError where it is neither."""
+    """A key of `GPUS`, in any case, or a name that torch gives a device. Raises UserError where it is
+    neither."""
     found = GPUS.get(name.lower()) or gpu_of_device(name)
     if found is None:
         raise unknown("GPU", name, GPUS)
@@ -90,11 +96,12 @@ def gpu_named(name: str) -> Gpu:
 def update_flops(
     shape: Shape, node: NodeConfig, tokens: float, completion_tokens: float, recomputed: bool = False
 ) -> float:
-    """Floating-point operations of forward and backward on `tokens`, of which `completion_tokens` are in the loss.
+    """Floating-point operations of forward and backward on `tokens`, of which `completion_tokens` are in the
+    loss.
 
-    2 a parameter and token in forward, as much for the inputs' gradients, and as much for the weights' where they
-    are trained. recomputed: count what is computed twice to save memory (MFU doesn't). Attention's products of
-    queries and keys, 1 % at these lengths, are left out.
+    2 a parameter and token in forward, as much for the inputs' gradients, and as much for the weights' where
+    they are trained. recomputed: count what is computed twice to save memory (MFU doesn't). Attention's
+    products of queries and keys, 1 % at these lengths, are left out.
     """
     backward = 2 if node.lora is None else 1
     layers = 1 + backward + (recomputed and node.gradient_checkpointing)
@@ -121,7 +128,8 @@ def decode_seconds(shape: Shape, node: NodeConfig, batch: Batch, backend: str, g
         token = 2 * shape.num_hidden_layers * shape.keys * unit
     else:
         running = batch.sequences
-        # Autocast keeps its copies of trained weights; frozen ones, and the head, are read and cast at each step.
+        # Autocast keeps its copies of trained weights; frozen ones, and the head, are read and cast at each
+        # step.
         cast = FULL + 2 * HALF if half else FULL
         weights = (unit if node.lora is None else cast) * shape.matrices + cast * shape.embedding
         token = shape.num_hidden_layers * shape.keys * (FULL + unit)
@@ -170,14 +178,15 @@ class Seconds:
 
 
 def node_seconds(
-    shape: Shape, node: NodeConfig, config: RunConfig, backend: str, batches: list[Batch], own: int, trained: int,
+    shape: Shape, node: NodeConfig, config: RunConfig, backend: str, batches: list[Batch], own: int,
+    trained: int,
     validation: int, gpu: Gpu = GPU,
 ) -> Seconds:  # fmt: skip
-    """Of one node: `own` completions sampled and `trained` completions learned from an iteration, and `validation`
-    problems answered each time.
+    """Of one node: `own` completions sampled and `trained` completions learned from an iteration, and
+    `validation` problems answered each time.
 
-    batches: what is decoded at a time in training and in validation, with the mean prompt and what it leaves of the
-    budget.
+    batches: what is decoded at a time in training and in validation, with the mean prompt and what it leaves
+    of the budget.
     """
     training = batches[0]
     sampling = in_batches(own, training) * decode_seconds(shape, node, training, backend, gpu)
@@ -201,7 +210,8 @@ def node_seconds(
 
 
 def pushed_bytes(shape: Shape, node: NodeConfig) -> float:
-    """What an engine takes up after an update: all weights, or the blocks (attention, MLP) that an adapter changes."""
+    """What an engine takes up after an update: all weights, or the blocks (attention, MLP) that an adapter
+    changes."""
     unit = HALF if node.compute_dtype == "bfloat16" else FULL
     if node.lora is None:
         return unit * shape.parameters

@@ -1,4 +1,5 @@
-"""What a tier takes from the Hugging Face hub, brought here beforehand: compute nodes often have no network."""
+"""What a tier takes from the Hugging Face hub, brought here beforehand: compute nodes often have no
+network."""
 
 from __future__ import annotations
 
@@ -35,8 +36,10 @@ def require_fetched(tiers: Iterable[str]) -> None:
             from huggingface_hub.constants import HF_HOME
 
             raise UserError(
-                f"tier {tier}: {', '.join(absent)}: not in the cache ({HF_HOME}, which HF_HOME sets), and compute "
-                f"nodes may have no network. Bring them here first: snakemake -c1 fetch --config tier={tier}; "
+                f"tier {tier}: {', '.join(absent)}: not in the cache ({HF_HOME}, which HF_HOME sets), and "
+                "compute "
+                "nodes may have no network. Bring them here first: snakemake -c1 fetch --config "
+                f"tier={tier}; "
                 "or name local copies (README.md, On a cluster)"
             )
 

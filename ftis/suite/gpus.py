@@ -26,7 +26,8 @@ HIDDEN = ("", "-1", "NoDevFiles")
 """What stands there where the user or Slurm shows no GPU."""
 LEASES = Path(tempfile.gettempdir()) / f"ftis-gpus-{os.getuid()}"
 DRIVERS = {13: 580, 12: 525, 11: 450}
-"""Oldest NVIDIA driver for each CUDA, by their first numbers (NVIDIA, CUDA Compatibility, minor version compatibility)."""
+"""Oldest NVIDIA driver for each CUDA, by their first numbers (NVIDIA, CUDA Compatibility, minor version
+compatibility)."""
 
 
 @dataclass(frozen=True)
@@ -68,14 +69,16 @@ def _driver(file: Path = Path("/proc/driver/nvidia/version")) -> str | None:
 
 
 def no_gpu(count: int, machine: Machine) -> UserError:
-    """Why torch sees no GPU on that machine, in an environment like this one, where a job asks for `count`."""
+    """Why torch sees no GPU on that machine, in an environment like this one, where a job asks for
+    `count`."""
     shown, job = os.environ.get(VISIBLE), os.environ.get("SLURM_JOB_ID")
     version = machine.torch.split("+")[0]
     cuda126 = f"pip install torch=={version} --index-url https://download.pytorch.org/whl/cu126"
     needed = DRIVERS.get(int(machine.cuda.split(".")[0]), 0) if machine.cuda else 0
     if job and (shown is None or shown in HIDDEN):
         why = (
-            f"Slurm gave its job {job} none; ask for them (gpu, or gres, in workflow/profiles/slurm/profile.yaml; "
+            f"Slurm gave its job {job} none; ask for them (gpu, or gres, in "
+            "workflow/profiles/slurm/profile.yaml; "
             "srun --gpus-per-task)"
         )
     elif shown in HIDDEN:
@@ -88,15 +91,18 @@ def no_gpu(count: int, machine: Machine) -> UserError:
         )
     elif int(machine.driver.split(".")[0]) < needed:
         why = (
-            f"CUDA {machine.cuda} needs driver {needed} or newer; take a newer driver, or a torch for an older CUDA "
+            f"CUDA {machine.cuda} needs driver {needed} or newer; take a newer driver, or a torch for an "
+            "older CUDA "
             f"(cu126 needs {DRIVERS[12]}), e.g. {cuda126}"
         )
     else:
         why = f"CUDA doesn't start ({machine.error}); see what nvidia-smi says"
     built = f"built for CUDA {machine.cuda}" if machine.cuda else "built without CUDA"
     return UserError(
-        f"{count} GPU{'s' * (count > 1)} asked for (`gpus` under `resources` in the tier's file), and torch sees none: {why}. "
-        f"Here: NVIDIA driver {machine.driver or 'none'}, torch {machine.torch}, {built}. To compute on the CPU all the "
+        f"{count} GPU{'s' * (count > 1)} asked for (`gpus` under `resources` in the tier's file), and torch "
+        f"sees none: {why}. "
+        f"Here: NVIDIA driver {machine.driver or 'none'}, torch {machine.torch}, {built}. To compute on the "
+        "CPU all the "
         "same, say `device: cpu` under `node` in the tier's file"
     )
 
@@ -117,9 +123,10 @@ def lease(
     """Show this process and its children `count` GPUs that no other lease holds, waiting for them if it must.
 
     Chosen from the `present` ones of this machine (None: as many as torch counts), or from those in
-    CUDA_VISIBLE_DEVICES if the user or Slurm has set it: of a list that is too short, all. With a count of 0 none is
-    shown. Raises UserError where the machine has not so many, where there is none to choose from (a Slurm job that was
-    granted none, too), and where torch can't use those that were taken; `machine` says what there is then.
+    CUDA_VISIBLE_DEVICES if the user or Slurm has set it: of a list that is too short, all. With a count of 0
+    none is shown. Raises UserError where the machine has not so many, where there is none to choose from (a
+    Slurm job that was granted none, too), and where torch can't use those that were taken; `machine` says
+    what there is then.
     """
     given, job = os.environ.get(VISIBLE), os.environ.get("SLURM_JOB_ID")
     if count == 0:
@@ -132,7 +139,8 @@ def lease(
         present = _present() if present is None else present
         if 0 < present < count:
             raise UserError(
-                f"{count} GPUs asked for, and this machine has {present}; lower `gpus` under `resources` in the tier's file"
+                f"{count} GPUs asked for, and this machine has {present}; lower `gpus` under `resources` in "
+                "the tier's file"
             )
         candidates = [str(k) for k in range(present)]
     else:

@@ -1,4 +1,5 @@
-"""The grid: set-ups, methods, artefacts and ablations, as `grid.yaml` of a suite's folder lists them; and a run's name."""
+"""The grid: set-ups, methods, artefacts and ablations, as `grid.yaml` of a suite's folder lists them; and a
+run's name."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class Artefact:
     reads: Literal["metrics", "scores"] = "metrics"
     """metrics: curves during training; scores: benchmarks after it."""
     others: bool = False
-    """Show methods that others have added, too, wherever one of the paper's stands that filters, or doesn't, as they do."""
+    """Show methods that others have added, too, wherever one of the paper's stands that filters, or doesn't,
+    as they do."""
 
     @property
     def patterns(self) -> list[str]:
@@ -139,7 +141,8 @@ class Run:
 
     @property
     def cell(self) -> str:
-        """The name without its seed, e.g. size_base-ftis-g50-vertical, alone-base_small or alone-base_small+mini4."""
+        """The name without its seed, e.g. size_base-ftis-g50-vertical, alone-base_small or
+        alone-base_small+mini4."""
         variant = f"+{self.variant}" if self.variant else ""
         if self.method in SINGLE:
             return f"{self.method}-{self.setup}{variant}"

@@ -25,7 +25,8 @@ def made_models(suite: Suite, tier: str, run: Run) -> list[str]:
 
 
 def made_inputs(suite: Suite, tier: str, run: Run) -> list[str]:
-    """Files a run is trained from that the workflow makes: warm starts and problems; none of the real ones."""
+    """Files a run is trained from that the workflow makes: warm starts and problems; none of the real
+    ones."""
     config = suite.resolve(tier, run)
     sets = [config.train, config.validation.data]
     return made_models(suite, tier, run) + [d.path for d in sets if d and _is_made(d.path)]
@@ -75,8 +76,8 @@ def made_hash(suite: Suite, tier: str, role: str) -> str:
 
 @cache
 def answers_hash(suite: Suite, tier: str, run: Run) -> str:
-    """What decides a run's answers to the benchmarks besides its training. That stands for all else of a trained run;
-    of a model before training, this does."""
+    """What decides a run's answers to the benchmarks besides its training. That stands for all else of a
+    trained run; of a model before training, this does."""
     tests = suite.benchmarks(tier)
     if run.method != "start":
         return settings_hash(tests)

@@ -1,8 +1,9 @@
 """How much memory a node takes, from its architecture and settings alone: pure functions, in bytes.
 
-The parts follow what the trainer and the sampler really hold (`ftis.swarm.loop`, `ftis.model.policy`, `ftis.model.sampler`):
-weights and Adam's moments in float32 all the time, and besides, either what an update needs or what sampling
-needs, never both. `benchmarks/gpu_step.py` measures the same on a device; a test holds the two together on a CPU.
+The parts follow what the trainer and the sampler really hold (`ftis.swarm.loop`, `ftis.model.policy`,
+`ftis.model.sampler`): weights and Adam's moments in float32 all the time, and besides, either what an update
+needs or what sampling needs, never both. `benchmarks/gpu_step.py` measures the same on a device; a test holds
+the two together on a CPU.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ GIB = 2**30
 CONTEXT = 1.0 * GIB
 """What CUDA takes for itself in each process; an assumption."""
 ASLEEP = 2.0 * GIB
-"""What an engine of vLLM keeps of a card while it sleeps: its own context and the memory of its CUDA graphs; an assumption."""
+"""What an engine of vLLM keeps of a card while it sleeps: its own context and the memory of its CUDA graphs;
+an assumption."""
 SLACK = 0.05
 """Share of the estimate that the allocator loses between blocks; an assumption."""
 CHUNK_LOGITS, LONGEST_LOGITS = 2**25, 2**27
@@ -67,7 +69,8 @@ class Shape:
         """A layer's matrices: name -> (in, out)."""
         h, i = self.hidden_size, self.intermediate_size
         return {
-            "q_proj": (h, self.queries), "k_proj": (h, self.keys), "v_proj": (h, self.keys), "o_proj": (self.queries, h),
+            "q_proj": (h, self.queries), "k_proj": (h, self.keys), "v_proj": (h, self.keys),
+            "o_proj": (self.queries, h),
             "gate_proj": (h, i), "up_proj": (h, i), "down_proj": (i, h),
         }  # fmt: skip
 
@@ -95,7 +98,8 @@ def shape_of(config: Mapping[str, Any], where: str) -> Shape:
     known = {"tie_word_embeddings": False, "attention_bias": kind == "qwen2"} | known
     if kind not in ("qwen2", "llama"):
         raise UserError(
-            f"{where}: memory is known for models of type qwen2 and llama, this is {kind!r}; give the tier's model a shape"
+            f"{where}: memory is known for models of type qwen2 and llama, this is {kind!r}; give the tier's "
+            "model a shape"
         )
     return parse(TypeAdapter(Shape), known, where)
 
@@ -133,7 +137,8 @@ class Memory:
     sampler: float
     """What reading the prompts takes, or the decoder's logits and copies."""
     engine: float = 0
-    """An engine of vLLM with its own weights and cache, where that samples: there unless its own node learns."""
+    """An engine of vLLM with its own weights and cache, where that samples: there unless its own node
+    learns."""
 
     @property
     def standing(self) -> float:
@@ -176,8 +181,8 @@ def node_memory(
     """A node's parts. batches: what it samples in training, and then in validation; the larger counts.
 
     group: completions that it trains on for each prompt, which is read once for all of them. vocabulary: the
-    tokenizer's ids, the width of the softmax; None: the embedding's rows. engine: bytes that vLLM is given, where it
-    samples.
+    tokenizer's ids, the width of the softmax; None: the embedding's rows. engine: bytes that vLLM is given,
+    where it samples.
     """
     half = node.compute_dtype == "bfloat16"
     unit = HALF if half else FULL
@@ -244,7 +249,8 @@ def answer_memory(
 
 
 def engine_parts(shape: Shape, node: NodeConfig, tokens: int) -> tuple[float, float]:
-    """Bytes of the weights of a node's engine of vLLM, and of the keys and values of one sequence of `tokens`."""
+    """Bytes of the weights of a node's engine of vLLM, and of the keys and values of one sequence of
+    `tokens`."""
     unit = HALF if node.compute_dtype == "bfloat16" else FULL
     return unit * shape.parameters, unit * 2 * shape.num_hidden_layers * shape.keys * tokens
 
@@ -267,8 +273,9 @@ def _layer_activations(shape: Shape, lora: Lora | None, half: bool) -> int:
 
 
 def _masks(shape: Shape, tokens: int, batch: Batch, unit: int, kept: int) -> float:
-    """Attention's dense masks of a micro-batch: as booleans once a completion token and once a query, since the query
-    heads of a key head are queries of it, and as numbers in each layer that is `kept` for backward."""
+    """Attention's dense masks of a micro-batch: as booleans once a completion token and once a query, since
+    the query heads of a key head are queries of it, and as numbers in each layer that is `kept` for
+    backward."""
     queries = shape.num_attention_heads // shape.num_key_value_heads
     return tokens * (batch.prompt_tokens + batch.new_tokens) * (1 + queries * (1 + unit * kept))
 
@@ -294,13 +301,13 @@ def _sampling(shape: Shape, batches: Sequence[Batch], half: bool, vocabulary: in
     for batch in batches:
         read = batch.prompts * batch.prompt_tokens
         rows = batch.sequences * (batch.prompt_tokens + batch.new_tokens)
-        # Reading the prompts: their keys and values, a layer's work on all of them, and attention's mask, once
-        # as booleans and twice as numbers.
+        # Reading the prompts: their keys and values, a layer's work on all of them, and attention's mask,
+        # once as booleans and twice as numbers.
         work = read * (unit * 3 * shape.intermediate_size + FULL * 4 * shape.hidden_size)
         moments.append((token * read, work + read * batch.prompt_tokens * (1 + 2 * unit)))
-        # Decoding: those of the rows, to which the prompts' pass layer by layer. Besides, logits and their softmax,
-        # its double-precision sum and the cut-off, and the head's copy; or a layer that is copied, from its prompts
-        # or to the rows that go on.
+        # Decoding: those of the rows, to which the prompts' pass layer by layer. Besides, logits and their
+        # softmax, its double-precision sum and the cut-off, and the head's copy; or a layer that is copied,
+        # from its prompts or to the rows that go on.
         logits = batch.sequences * vocabulary * (3 * FULL + 2 * 8 + (HALF if half else 0))
         logits += HALF * vocabulary * shape.hidden_size * half
         copied = token / shape.num_hidden_layers * max(read + batch.sequences * batch.prompt_tokens / 2, rows)
@@ -309,10 +316,11 @@ def _sampling(shape: Shape, batches: Sequence[Batch], half: bool, vocabulary: in
 
 
 def gpu_memory(nodes: Sequence[Memory]) -> float:
-    """Peak of one GPU on which these nodes live in one process: they take turns, so all stand there and one works.
+    """Peak of one GPU on which these nodes live in one process: they take turns, so all stand there and one
+    works.
 
-    With CUDA's own memory and the allocator's slack. An engine takes what it is given, and sleeps only while its own
-    node learns; some it keeps even then.
+    With CUDA's own memory and the allocator's slack. An engine takes what it is given, and sleeps only while
+    its own node learns; some it keeps even then.
     """
     if not nodes:
         return 0.0

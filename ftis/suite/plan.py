@@ -1,7 +1,7 @@
 """What a grid will run, before it runs: models, memory, GPU-hours, bytes exchanged and disk of each run.
 
-Memory is `ftis.suite.memory`'s estimate, time that of `ftis.suite.cost`; lengths of prompts are the constants below.
-`ftis.suite.plan_text` shows it.
+Memory is `ftis.suite.memory`'s estimate, time that of `ftis.suite.cost`; lengths of prompts are the constants
+below. `ftis.suite.plan_text` shows it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ftis.tasks.problems import Dataset
 from ftis.tasks.tiny.models import SIZES
 
 PROMPT_TOKENS = {"gsm8k": (112, 275), "math500": (128, 965), "tiny": (22, 32)}
-"""Mean and longest prompt by data: chat-v1 with SmolLM2's tokenizer on all problems, which `ftis plan --check` counts
-again with the models' own; worked examples add about 330."""
+"""Mean and longest prompt by data: chat-v1 with SmolLM2's tokenizer on all problems, which `ftis plan
+--check` counts again with the models' own; worked examples add about 330."""
 PROBLEMS = {"gsm8k": 1319, "math500": 500, "tiny": 0}
 """Test problems where no limit is set."""
 LIBRARIES, WITH_CUDA = 0.4e9, 4e9
@@ -46,7 +46,8 @@ class EnginePlan:
     weights: float
     """Bytes of its own weights, which it keeps in the machine's memory while it sleeps."""
     sequence: float
-    """Bytes of the keys and values of one sequence of `tokens`: with less than that and the weights it doesn't start."""
+    """Bytes of the keys and values of one sequence of `tokens`: with less than that and the weights it
+    doesn't start."""
     tokens: int
     """Of the longest prompt with its completion."""
 
@@ -69,7 +70,8 @@ class NodePlan:
     """Decoded together, at most."""
     memory: Memory
     generate_bytes: float
-    """Peak of answering the tests with it, on the GPU of the job that does or, without one, on its machine."""
+    """Peak of answering the tests with it, on the GPU of the job that does or, without one, on its
+    machine."""
     engines: tuple[EnginePlan, ...]
     """In training and for the tests, where vLLM samples."""
     seconds: Seconds
@@ -124,7 +126,8 @@ def most_bytes(config: RunConfig) -> int:
 
 
 def shape_of_role(tier: str, role: str) -> Shape:
-    """A model's architecture: of its config.json where that is here or in the hub's cache, else what the tier says."""
+    """A model's architecture: of its config.json where that is here or in the hub's cache, else what the tier
+    says."""
     from huggingface_hub import try_to_load_from_cache
 
     table = Suite.load().tier(tier).models
@@ -146,7 +149,8 @@ def shape_of_role(tier: str, role: str) -> Shape:
 
 
 def place(config: RunConfig, gpus: int) -> list[int | None]:
-    """The GPU of each node among the job's, as `ftis.model.loading.pick_device` deals them out; None: the CPU."""
+    """The GPU of each node among the job's, as `ftis.model.loading.pick_device` deals them out; None: the
+    CPU."""
     found: list[int | None] = []
     for k, node in enumerate(config.nodes):
         if node.device == "auto":
@@ -163,8 +167,8 @@ def problem_count(data: Dataset | None) -> int:
 
 
 def answer_batches(tier: str, config: RunConfig, longest: bool = True) -> list[Batch]:
-    """What is decoded at a time for each test, with its longest prompt or with its mean one. Problems that aren't
-    counted are taken to fill a batch."""
+    """What is decoded at a time for each test, with its longest prompt or with its mean one. Problems that
+    aren't counted are taken to fill a batch."""
     found, most = [], Suite.load().answers_batch(tier, config)
     for test in Suite.load().benchmarks(tier).values():
         each = 1 + test.samples  # the greedy answer with the others
@@ -192,15 +196,19 @@ def plan_run(tier: str, run: Run, gpu: Gpu = cost.GPU) -> RunPlan:
     kept = sum(FULL * node.trained for node in nodes)
     on_gpu = [[n.memory for n in nodes if n.gpu == i] for i in range(gpus)]
     together = config.transport == "processes" and len(nodes) > 1
-    # Nodes in one process take turns; processes of their own work at the same time, on a GPU of their own each.
+    # Nodes in one process take turns; processes of their own work at the same time, on a GPU of their own
+    # each.
     seconds = [node.seconds.training for node in nodes]
     saving = cost.saving_seconds(sum(states), kept, config)
     training = (max if together and gpus >= len(nodes) else sum)(seconds) + cost.START_SECONDS + saving
     answers = cost.START_SECONDS + sum(node.answer_seconds for node in nodes)
     return RunPlan(
         slug=run.slug, config=config, nodes=nodes, gpus=gpus,
-        gpu_bytes=tuple(sum(map(memory.gpu_memory, [[m] for m in ms] if together else [ms])) for ms in on_gpu),
-        host_bytes=_host_bytes(nodes, gpus, together), host_limit=Suite.load().resources(tier, "train", run).mem_mb * 1e6,
+        gpu_bytes=tuple(
+            sum(map(memory.gpu_memory, [[m] for m in ms] if together else [ms])) for ms in on_gpu
+        ),
+        host_bytes=_host_bytes(nodes, gpus, together),
+        host_limit=Suite.load().resources(tier, "train", run).mem_mb * 1e6,
         generate_limit=gpu.gib * GIB if answering.gpus else answering.mem_mb * 1e6,
         saving_seconds=saving, train_hours=training / 3600,
         gpu_hours=(gpus * training + answering.gpus * answers) / 3600,
@@ -213,7 +221,8 @@ def plan_run(tier: str, run: Run, gpu: Gpu = cost.GPU) -> RunPlan:
 def _node(
     tier: str, run: Run, config: RunConfig, k: int, where: int | None, counts: Sequence[int], gpu: Gpu
 ) -> NodePlan:
-    """Node `k` of a run, on the GPU `where` of its job; counts: completions that each node samples an iteration."""
+    """Node `k` of a run, on the GPU `where` of its job; counts: completions that each node samples an
+    iteration."""
     node, card, backend = config.nodes[k], gpu.gib * GIB, config.backend(k)
     shape = shape_of_role(tier, node.name)
     mean, longest = PROMPT_TOKENS[config.train.name]
@@ -235,7 +244,8 @@ def _node(
         parameters=shape.parameters, trained=memory.trainable(shape, node.lora),
         completions=counts[k] * config.iterations, sequences=max(b.sequences for b in batches),
         memory=memory.node_memory(
-            shape, node, min(node.micro_batch_tokens or config.optim.micro_batch_tokens, most), config.group_size,
+            shape, node, min(node.micro_batch_tokens or config.optim.micro_batch_tokens, most),
+            config.group_size,
             batches, engine=engine,
         ),
         generate_bytes=memory.gpu_memory([answers]) if answering else LIBRARIES + answers.peak,
@@ -260,7 +270,8 @@ def _answer_seconds(tier: str, config: RunConfig, shape: Shape, node: NodeConfig
 
 
 def _disk_bytes(config: RunConfig, states: float, kept: float) -> float:
-    """Most of a run on disk: its last checkpoint being written beside those that it keeps, or all with what it leaves."""
+    """Most of a run on disk: its last checkpoint being written beside those that it keeps, or all with what
+    it leaves."""
     made = cost.checkpoint_count(config)
     return max((min(KEPT, made - 1) + 1) * states, min(KEPT, made) * states + kept)
 
@@ -270,7 +281,7 @@ def _host_bytes(nodes: Sequence[NodePlan], gpus: int, together: bool) -> float:
     processes = len(nodes) if together else 1
     states = sum(3 * FULL * node.trained for node in nodes)
     host = processes * (WITH_CUDA if gpus else LIBRARIES)
-    host += max(states, max(FULL * node.parameters for node in nodes))
+    host += max(states, *(FULL * node.parameters for node in nodes))
     # An engine is a process of its own, whose weights go to the machine's memory while it sleeps.
     host += sum(WITH_CUDA + n.engines[0].weights for n in nodes if n.memory.engine)
     if any(node.gpu is None for node in nodes):

@@ -20,7 +20,8 @@ PROFILE = "workflow/profiles/slurm/profile.yaml"
 
 
 def sbatch_command(job: Any, settings: Any) -> str:
-    """The shell command that the plugin, with its `settings`, would submit a Snakemake job with, but for what is run.
+    """The shell command that the plugin, with its `settings`, would submit a Snakemake job with, but for what
+    is run.
 
     Raises UserError for resources that the plugin refuses.
     """
@@ -44,13 +45,15 @@ def sbatch_command(job: Any, settings: Any) -> str:
         return get_submit_command(job, names, settings=settings) + set_gres_string(job)
     except WorkflowError as error:
         raise UserError(
-            f"a {job.rule.name} job can't be submitted: {error} Rows for partition, account, qos, constraint, gres and "
+            f"a {job.rule.name} job can't be submitted: {error} Rows for partition, account, qos, "
+            "constraint, gres and "
             f"gpu_model are in {PROFILE}; GPUs, memory, threads and time under `resources` in the tier's file"
         ) from None
 
 
 def require_accepted(jobs: Iterable[Any], settings: Any) -> None:
-    """Raise UserError unless Slurm would take each of these Snakemake jobs; jobs that ask for the same are one question."""
+    """Raise UserError unless Slurm would take each of these Snakemake jobs; jobs that ask for the same are
+    one question."""
     commands: Mapping[str, str] = {sbatch_command(job, settings): job.rule.name for job in jobs}
     for command, rule in commands.items():
         asked = _run(f"{command} --test-only --wrap=true")
@@ -59,14 +62,15 @@ def require_accepted(jobs: Iterable[Any], settings: Any) -> None:
             reason = "; ".join(line.strip() for line in asked.stderr.splitlines() if line.strip())
             raise UserError(
                 f"Slurm would not take a {rule} job ({command}): {reason}. The partitions here are "
-                f"{partitions or 'unknown'}. Partition, account and further flags are in {PROFILE}, a job's GPUs, "
+                f"{partitions or 'unknown'}. Partition, account and further flags are in {PROFILE}, a job's "
+                "GPUs, "
                 "memory, threads and time under `resources` in its tier's file"
             )
 
 
 def require_ends_seen(settings: Any) -> None:
-    """Raise UserError where Slurm may forget a job before the plugin, with its `settings`, has seen that it ended: the
-    plugin would wait for it for ever."""
+    """Raise UserError where Slurm may forget a job before the plugin, with its `settings`, has seen that it
+    ended: the plugin would wait for it for ever."""
     from snakemake_executor_plugin_slurm.job_status_query import get_min_job_age
 
     age, first_look = get_min_job_age(), settings.init_seconds_before_status_checks
@@ -82,8 +86,10 @@ def require_ends_seen(settings: Any) -> None:
     else:
         without = ""
     raise UserError(
-        f"Slurm forgets a job {age} s after its end (MinJobAge){without}; Snakemake looks every {first_look} to "
-        f"{LONGEST_LOOK_S} s and would wait for ever for one that it missed. Ask for MinJobAge=300, Slurm's default, in "
+        f"Slurm forgets a job {age} s after its end (MinJobAge){without}; Snakemake looks every {first_look} "
+        "to "
+        f"{LONGEST_LOOK_S} s and would wait for ever for one that it missed. Ask for MinJobAge=300, Slurm's "
+        "default, in "
         f"slurm.conf, or for accounting; with a MinJobAge of {LONGEST_LOOK_S} and more, set "
         f"slurm-init-seconds-before-status-checks in {PROFILE} to a third of it at most"
     )
@@ -97,7 +103,7 @@ def translate(folder: str) -> None:
 
 def _run(command: str) -> subprocess.CompletedProcess[str]:
     """A shell command, as the plugin runs it."""
-    name = command.split()[0]
+    name = command.split(maxsplit=1)[0]
     if shutil.which(name) is None:
         raise UserError(
             f"{name}: not found; run on a machine that submits to Slurm, or without --profile slurm"

@@ -1,7 +1,8 @@
 """A suite: many runs, told by two kinds of files in a folder. `Suite.load()` is the one in force.
 
-`grid.yaml` names the set-ups, methods and artefacts; `tiers/TIER.yaml` says which models and sizes stand behind them. The
-workflow, the command line and the studies read them through this object alone, so a run's name decides its settings.
+`grid.yaml` names the set-ups, methods and artefacts; `tiers/TIER.yaml` says which models and sizes stand
+behind them. The workflow, the command line and the studies read them through this object alone, so a run's
+name decides its settings.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ FOREIGN_ONLY = (
 
 
 def default_folder() -> Path:
-    """$FTIS_SUITE; else workflow/config here or in the checkout that ftis is imported from; else the suite that the
-    package carries."""
+    """$FTIS_SUITE; else workflow/config here or in the checkout that ftis is imported from; else the suite
+    that the package carries."""
     if given := os.environ.get(FOLDER):
         return Path(given)
     package = Path(__file__).resolve().parents[1]
@@ -119,7 +120,8 @@ class Suite:
         return listed[:count]
 
     def labels(self, tier: str) -> dict[str, str]:
-        """What models are called in figures, by role. Files of a run have the labels that it was made with."""
+        """What models are called in figures, by role. Files of a run have the labels that it was made
+        with."""
         return {role: model.label or role for role, model in self.tier(tier).models.items()}
 
     def benchmarks(self, tier: str) -> Mapping[Literal["id", "ood"], Benchmark]:
@@ -154,7 +156,8 @@ class Suite:
         return tuple(replace(run, seed=seed) for seed in self.seed_list(tier, seeds) for run in chosen)
 
     def start_runs(self, tier: str, seeds: int | None = None) -> tuple[Run, ...]:
-        """Every model as it is before training; one seed stands for all where the model comes from outside."""
+        """Every model as it is before training; one seed stands for all where the model comes from
+        outside."""
         listed = self.seed_list(tier, seeds)
         return tuple(
             Run(role, "start", None, "vertical", seed)
@@ -214,8 +217,8 @@ class Suite:
 
     @cache  # noqa: B019
     def _product(self, tier: str | None) -> tuple[Run, ...]:
-        """Every role alone, then set-ups x methods (x thresholds) x splits, with a placeholder seed of 0; those that a
-        tier has the models for, None: all."""
+        """Every role alone, then set-ups x methods (x thresholds) x splits, with a placeholder seed of 0;
+        those that a tier has the models for, None: all."""
         grid = self.grid
         runs = [Run(role, "alone", None, "vertical", 0) for role in grid.roles]
         for setup, method, split in product(grid.setups, self.methods, grid.splits):
@@ -232,8 +235,8 @@ class Suite:
         return next((p for p in patterns if not any(matches(cell, [p]) for cell in cells)), None)
 
     def _stands_beside(self, run: Run, patterns: Sequence[str]) -> bool:
-        """Whether a run of a method that others have added is drawn: where one of the paper's methods would be that
-        filters, or doesn't, as it does."""
+        """Whether a run of a method that others have added is drawn: where one of the paper's methods would
+        be that filters, or doesn't, as it does."""
         if run.method in PAPER or run.method in SINGLE:
             return False
         alike = [name for name in PAPER if METHODS[name].filtered == METHODS[run.method].filtered]
@@ -284,7 +287,8 @@ class Suite:
         model = table.models[role]
         source = table.models[model.of] if model.of else model
         if source.made:
-            # How it is made belongs to the recipe, so that a new warm start never goes on from an old checkpoint.
+            # How it is made belongs to the recipe, so that a new warm start never goes on from an old
+            # checkpoint.
             made = model.of or role
             where = f"results/{tier}/models/{made}-s{seed}"
             revision: str | None = made_hash(self, tier, made)
@@ -300,7 +304,8 @@ class Suite:
         }
 
     def resources(self, tier: str, rule: RULES, run: Run | None = None) -> Resources:
-        """What a rule's jobs may use; with `run` the job of that run, whose GPUs and memory may be its own."""
+        """What a rule's jobs may use; with `run` the job of that run, whose GPUs and memory may be its
+        own."""
         found = self.tier(tier).resources.get(rule, Resources())
         own: dict[str, Any] = {}
         for field in ("gpus", "mem_mb"):
@@ -321,7 +326,8 @@ class Suite:
         return self.tier(tier).answers_batch or config.rollout.max_batch
 
     def backend_note(self, tier: str) -> str | None:
-        """What a tier's `rollout.backend: auto` comes to here, as a line; None where the tier names the backend."""
+        """What a tier's `rollout.backend: auto` comes to here, as a line; None where the tier names the
+        backend."""
         if self.tier(tier).run.get("rollout", {}).get("backend") != "auto":
             return None
         if self.resolve(tier, self.runs(tier, "full", 1)[0]).rollout.backend == "vllm":
@@ -334,7 +340,8 @@ class Suite:
     def plan(
         self, tier: str, grid: str = "paper", seeds: int | None = None, gpu: str | None = None
     ) -> list[RunPlan]:
-        """What each run of a grid would take: GPU memory and hours, traffic, disk. `gpu`: a name of `ftis plan --gpu`."""
+        """What each run of a grid would take: GPU memory and hours, traffic, disk. `gpu`: a name of `ftis
+        plan --gpu`."""
         from ftis.suite import cost
         from ftis.suite.plan import plan_runs
 

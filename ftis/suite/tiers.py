@@ -1,4 +1,5 @@
-"""Tiers: the models and sizes that the grid is run with, as `tiers/TIER.yaml` of a suite's folder lists them."""
+"""Tiers: the models and sizes that the grid is run with, as `tiers/TIER.yaml` of a suite's folder lists
+them."""
 
 from __future__ import annotations
 
@@ -87,7 +88,8 @@ class Resources:
     runtime: int = Field(default=60, ge=1)
     """Minutes."""
     gpus: NonNegativeInt | dict[str, NonNegativeInt] = 0
-    """GPUs a job; or, of train and generate, by pattern over run names without their seed, the first that matches."""
+    """GPUs a job; or, of train and generate, by pattern over run names without their seed, the first that
+    matches."""
 
 
 SET_HERE = {
@@ -121,8 +123,8 @@ class Tier:
     benchmarks: dict[Literal["id", "ood"], Benchmark]
     """id: like the training questions; ood: not like them."""
     answers_batch: int | None = Field(default=None, ge=1)
-    """Sequences decoded at a time when the tests are answered, for which a model has the card to itself; None: as many
-    as in training (rollout.max_batch)."""
+    """Sequences decoded at a time when the tests are answered, for which a model has the card to itself;
+    None: as many as in training (rollout.max_batch)."""
     resources: dict[RULES, Resources] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -150,7 +152,8 @@ def source_of(model: Model) -> tuple[str, str | None]:
 
 
 def local_models() -> dict[str, str]:
-    """Local copies of hub models by hub name: $FTIS_MODELS, a JSON object; the workflow sets it from its config."""
+    """Local copies of hub models by hub name: $FTIS_MODELS, a JSON object; the workflow sets it from its
+    config."""
     text = os.environ.get("FTIS_MODELS") or "{}"
     try:
         given = json.loads(text)

@@ -49,7 +49,8 @@ def load_config(given: dict[str, Any]) -> Config:
 
 
 def schemas() -> dict[str, str]:
-    """JSON Schema of each settings file, by file name under workflow/schemas; written by `python -m ftis.suite.workflow`."""
+    """JSON Schema of each settings file, by file name under workflow/schemas; written by `python -m
+    ftis.suite.workflow`."""
     found = {
         name: TypeAdapter(kind).json_schema()
         for name, kind in {"config": Config, "grid": Grid, "tier": Tier, "run": RunConfig}.items()

@@ -43,8 +43,8 @@ def sample(
 ) -> list[list[Answer]]:  # fmt: skip
     """`n` completions of each prompt, or with temperature 0 the greedy one (n times the same).
 
-    Prompts are literal text, tokenised without a template. The draws depend on (seed, prompt's index, completion's
-    index) alone.
+    Prompts are literal text, tokenised without a template. The draws depend on (seed, prompt's index,
+    completion's index) alone.
 
     >>> policy = ftis.load_policy("examples/made/base", device="cpu")
     >>> ((first, second),) = ftis.sample(policy, ["Tom has 12 pens."], n=2, max_new_tokens=8)
@@ -72,8 +72,8 @@ def complete(
     key: tuple[int, ...], samples: int, greedy: bool = False, temperature: float = 1.0, max_batch: int = 1024,
     start: int = 0,
 ) -> Iterator[tuple[int, int | None, Completion, str]]:  # fmt: skip
-    """(problem index, sample index, completion, its text) for each problem from `start` on, in order; the sample None
-    is the greedy one, which comes first.
+    """(problem index, sample index, completion, its text) for each problem from `start` on, in order; the
+    sample None is the greedy one, which comes first.
 
     `key` decides the random draws together with the problem's and the sample's index.
     """

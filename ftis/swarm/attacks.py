@@ -1,7 +1,7 @@
 """Nodes that don't send what they sampled: a node's setting `attack` names an entry of `ATTACKS`.
 
-An attack sees the node's rollouts before they are encoded, and what it returns goes to the others; the node itself
-trains on what it really sampled. What can be refused of it is the inbox's business.
+An attack sees the node's rollouts before they are encoded, and what it returns goes to the others; the node
+itself trains on what it really sampled. What can be refused of it is the inbox's business.
 """
 
 from __future__ import annotations

@@ -163,7 +163,8 @@ class Inbox:
             self.distrusted[sender] = step + 1
             self.mail = [m for m in self.mail if m[1] != sender]
             log.info(
-                "node %d takes nothing of node %d from iteration %d on: something of it was refused %d times in a row",
+                "node %d takes nothing of node %d from iteration %d on: something of it was refused %d times "
+                "in a row",
                 self.node, sender, step + 1, self.failing[sender],
             )  # fmt: skip
         return taken if used else None

@@ -43,8 +43,9 @@ log = logging.getLogger(__name__)
 class Swarm:
     """The nodes that live in this process, all unless `members` says which, and the transport to all nodes.
 
-    Iterating over a swarm trains it: `for line in Swarm(config)` yields each iteration's `Line`, in memory and without
-    a trace on disk. Raises UserError for models, data or tokenizers that are missing or don't go together.
+    Iterating over a swarm trains it: `for line in Swarm(config)` yields each iteration's `Line`, in memory
+    and without a trace on disk. Raises UserError for models, data or tokenizers that are missing or don't go
+    together.
 
     >>> run = ftis.load_run("examples/pair.yaml", {"validation.data": None}, iterations=2, prompts=2, group_size=2)
     >>> [(line.step, line.nodes[1].name) for line in ftis.Swarm(run)]

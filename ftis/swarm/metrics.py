@@ -18,7 +18,8 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of an iteration's updates of a node; origins are "own" and "foreign", as far as there are such samples."""
+    """Of an iteration's updates of a node; origins are "own" and "foreign", as far as there are such
+    samples."""
 
     loss: float = 0.0
     """Mean over all completions that were trained on, filtered ones as 0."""
@@ -102,8 +103,8 @@ class Line:
 def statistics(passes: Sequence[Pass], cap: float, samples: Samples) -> Statistics:
     """Over an iteration's passes, split by origin; `cap` is C, at which weights are truncated.
 
-    Log-ratios are those at the moment of a sample's own update. The sampler-trainer mismatch is over own samples of the
-    first update, before any weight has moved.
+    Log-ratios are those at the moment of a sample's own update. The sampler-trainer mismatch is over own
+    samples of the first update, before any weight has moved.
     """
     if not passes:
         return Statistics()

@@ -1,4 +1,5 @@
-"""One node of the swarm: its policy and optimizer, what it samples, what it takes of others, what it learns."""
+"""One node of the swarm: its policy and optimizer, what it samples, what it takes of others, what it
+learns."""
 
 from __future__ import annotations
 
@@ -152,7 +153,8 @@ class Node:
         return [None if is_fault(v) else v.reward for v in verdicts]
 
     def learn(self, step: int, samples: Samples, sampled: Sampled) -> NodeLine:
-        """Optimizer steps on an iteration's samples, of which `sampled` are this node's own; what it came to."""
+        """Optimizer steps on an iteration's samples, of which `sampled` are this node's own; what it came
+        to."""
         readings, optim = self.config.readings, self.config.optim
         advantages = group_advantages(
             torch.tensor(samples.reward, dtype=torch.float64),
@@ -185,7 +187,8 @@ class Node:
             for k, mini in enumerate(np.array_split(shuffled, optim.mini_batches)):
                 made = update(
                     self.policy, self.optimizer, self.objective, samples, advantages, mini[used[mini]],
-                    temperature=temperature, budget=budget, clip=optim.clip, unseen=int(skipped[mini].sum()), start=start,
+                    temperature=temperature, budget=budget, clip=optim.clip, unseen=int(skipped[mini].sum()),
+                    start=start,
                 )  # fmt: skip
                 if made.broken is not None:
                     self._leave_out(step, k, made, samples, advantages)
@@ -226,8 +229,10 @@ class Node:
             told += f" (explained in {self.explain(left_out)})"
         if made.broken.fatal or self.stopped >= self.config.nonfinite_updates:
             raise UserError(
-                f"{told}; lower learning_rate or cap, or on a GPU suspect the SDPA backend (torch chooses from "
-                f"{sdpa_backends()}; torch.backends.cuda turns each off). The run can go on from its last checkpoint with the same "
+                f"{told}; lower learning_rate or cap, or on a GPU suspect the SDPA backend (torch chooses "
+                "from "
+                f"{sdpa_backends()}; torch.backends.cuda turns each off). The run can go on from its last "
+                "checkpoint with the same "
                 "command"
                 + (
                     ""

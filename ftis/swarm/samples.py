@@ -50,8 +50,8 @@ class Samples:
     def gather(
         cls, shares: Sequence[Share], prompts: Mapping[int, Sequence[list[int]]], node: int
     ) -> Samples:
-        """The shares as node `node` sees them, with the `prompts` of each step; ordered by group, then sample, so that
-        the order in which messages come changes nothing."""
+        """The shares as node `node` sees them, with the `prompts` of each step; ordered by group, then
+        sample, so that the order in which messages come changes nothing."""
         rows = [
             (share.step, int(p), int(s), share.node == node, tokens, logprobs, float(reward), bool(finished))
             for share in shares
@@ -83,8 +83,9 @@ class Samples:
         return [self.prompts[group] for group in self.group[rows]]
 
     def micro_batches(self, rows: np.ndarray, budget: int) -> list[np.ndarray]:
-        """The completions `rows` cut up: those of a group together, since they share their prompt's pass, and groups of
-        like length together; each batch within the `budget` of padded tokens, prompts counted once."""
+        """The completions `rows` cut up: those of a group together, since they share their prompt's pass, and
+        groups of like length together; each batch within the `budget` of padded tokens, prompts counted
+        once."""
         prompt_length = np.array([len(p) for p in self.prompts])[self.group]
         ordered = rows[np.lexsort((self.length[rows], self.group[rows], self.group_width[rows]))]
         batches, first = [], 0

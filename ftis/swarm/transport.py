@@ -26,7 +26,8 @@ class Transport(Protocol):
         `deadline` seconds (None: wait for all)."""
 
     def sent(self, step: int, node: int) -> int:
-        """Bytes that a node's message of an iteration took to reach the others; known once it has collected."""
+        """Bytes that a node's message of an iteration took to reach the others; known once it has
+        collected."""
 
 
 class LocalTransport:

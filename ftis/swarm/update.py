@@ -77,9 +77,10 @@ def update(
 ) -> Update:
     """One step of `optimizer` on the completions `rows` of `samples`; `advantages` (N,) are of all samples.
 
-    `budget`: padded tokens in one forward and backward. `clip`: largest gradient norm. `unseen` completions of advantage
-    0 count in the mean without having been computed. `start`: log-probs at the iteration's start, by sample, which the
-    reading `clip_reference: iteration_start` needs. A step with NaN or infinity in it isn't taken, and says so.
+    `budget`: padded tokens in one forward and backward. `clip`: largest gradient norm. `unseen` completions
+    of advantage 0 count in the mean without having been computed. `start`: log-probs at the iteration's
+    start, by sample, which the reading `clip_reference: iteration_start` needs. A step with NaN or infinity
+    in it isn't taken, and says so.
     """
     params = policy.trainable()
     passes: list[Pass] = []
@@ -119,7 +120,8 @@ def backward(
     temperature: float,
     start: Mapping[int, np.ndarray] | None = None,
 ) -> list[Pass]:
-    """Forward and backward of the completions `batch`: adds the gradient of their summed loss to the parameters'.
+    """Forward and backward of the completions `batch`: adds the gradient of their summed loss to the
+    parameters'.
 
     The model's head asks for the loss of a few completions at a time, while their logits are there.
     """
@@ -140,7 +142,8 @@ def backward(
         )
         passes.append(
             Pass(
-                rows, logp.detach().cpu(), logp_gen.cpu(), entropy.cpu(), mask.cpu(), float(loss.total.detach()),
+                rows, logp.detach().cpu(), logp_gen.cpu(), entropy.cpu(), mask.cpu(),
+                float(loss.total.detach()),
                 int(loss.count), loss.filtered.cpu(), loss.bad.cpu(), loss.far.cpu(),
             )
         )  # fmt: skip

@@ -74,10 +74,11 @@ class Problem:
 
 
 def load_problems(dataset: Dataset) -> list[Problem]:
-    """Read a dataset: its `path`, else $FTIS_DATA/NAME/SPLIT.jsonl, else the hub at the pinned revision, of which a
-    copy is kept for machines without a network.
+    """Read a dataset: its `path`, else $FTIS_DATA/NAME/SPLIT.jsonl, else the hub at the pinned revision, of
+    which a copy is kept for machines without a network.
 
-    Raises UserError where none is there, a line isn't JSON, a field is missing or a gold can't be graded against.
+    Raises UserError where none is there, a line isn't JSON, a field is missing or a gold can't be graded
+    against.
     """
     rows, where = _rows(dataset)
     source = SOURCES[dataset.name]
@@ -97,7 +98,8 @@ def load_problems(dataset: Dataset) -> list[Problem]:
             check_gold(gold := gold.strip(), dataset.name)
         except ValueError as problem:  # said now and not when a completion is graded
             raise UserError(
-                f"{where}: row {i + 1}: the field {source.answer!r}: {problem}; correct the answer or remove the row"
+                f"{where}: row {i + 1}: the field {source.answer!r}: {problem}; correct the answer or remove "
+                "the row"
             ) from None
         identity = str(row.get(source.id) or f"{dataset.split}/{i}")
         meta = {name: row[name] for name in source.meta if name in row}
@@ -135,8 +137,8 @@ def local_file(dataset: Dataset) -> Path | None:
 
 
 def fetched_file(dataset: Dataset) -> Path:
-    """Where the copy of a hub dataset is kept, there or not: in the hub's cache, by revision. The libraries' own
-    cache, asked without a network, gives the revision that was loaded last."""
+    """Where the copy of a hub dataset is kept, there or not: in the hub's cache, by revision. The libraries'
+    own cache, asked without a network, gives the revision that was loaded last."""
     from huggingface_hub.constants import HF_HOME
 
     revision = SOURCES[dataset.name].revision
@@ -160,7 +162,8 @@ def _require_hub_copy(dataset: Dataset) -> tuple[str, str]:
         raise UserError(f"data {dataset.name}: generated sets have no hub copy; give `path`")
     what = f"dataset {dataset.name}"
     file = f"{dataset.name}/{dataset.split}.jsonl"
-    local = f"`path: FILE.jsonl` in its settings, or FTIS_DATA={os.environ.get('FTIS_DATA') or 'FOLDER'} with {file}"
+    folder = os.environ.get("FTIS_DATA") or "FOLDER"
+    local = f"`path: FILE.jsonl` in its settings, or FTIS_DATA={folder} with {file}"
     try:
         require_hub(source.repo, what, "README.md", source.revision, "dataset")
     except UserError as error:
@@ -192,7 +195,7 @@ def _read_jsonl(path: Path) -> list[Any]:
     rows = []
     try:
         with open(path, encoding="utf-8") as handle:
-            for number, line in enumerate(handle, 1):
+            for number, line in enumerate(handle, 1):  # noqa: B007  said below
                 if line.strip():
                     rows.append(json.loads(line))
     except json.JSONDecodeError as error:

@@ -27,7 +27,8 @@ EXAMPLES = (
     ),
     (
         "Mia has 15 dollars. She buys a book for 7 dollars and a pen for 2 dollars. How much is left?",
-        "<think> She spends 7 + 2 = 9 dollars. She has 15 - 9 = 6 dollars left. </think> <answer> 6 </answer>",
+        "<think> She spends 7 + 2 = 9 dollars. She has 15 - 9 = 6 dollars left. </think> "
+        "<answer> 6 </answer>",
     ),
     (
         "A train covers 60 miles an hour. How far does it go in 3 hours?",
@@ -66,8 +67,8 @@ PROMPTS: dict[str, Callable[[str], str]] = {
 def encode_prompt(
     key: str, question: str, tokenizer: PreTrainedTokenizerBase, room: int | None = None
 ) -> list[int]:
-    """Token ids of a prompt, which begins as the tokenizer begins a text (with a BOS, where it adds one), in training,
-    validation and tests alike. A prompt longer than `room` is refused, never cut."""
+    """Token ids of a prompt, which begins as the tokenizer begins a text (with a BOS, where it adds one), in
+    training, validation and tests alike. A prompt longer than `room` is refused, never cut."""
     if key not in PROMPTS:
         raise unknown("prompt", key, PROMPTS)
     text = PROMPTS[key](question)
@@ -81,15 +82,17 @@ def encode_prompt(
     ids = _begun(plain, whole)
     if room is not None and len(ids) > room:
         raise UserError(
-            f"prompt {key!r} takes {len(ids)} tokens for {question[:60]!r}..., but only {room} fit; raise the "
+            f"prompt {key!r} takes {len(ids)} tokens for {question[:60]!r}..., but only {room} fit; raise "
+            "the "
             "token budget or leave the question out"
         )
     return ids
 
 
 def _begun(plain: list[int], whole: list[int]) -> list[int]:
-    """The tokens of a text behind those that its tokenizer begins every text with: a BOS in Llama 3, Gemma and Mistral,
-    nothing in Qwen2.5 and SmolLM2. What it ends a text with, an eos say, would end the answer before it begins.
+    """The tokens of a text behind those that its tokenizer begins every text with: a BOS in Llama 3, Gemma
+    and Mistral, nothing in Qwen2.5 and SmolLM2. What it ends a text with, an eos say, would end the answer
+    before it begins.
     """
     for first in range(len(whole) - len(plain) + 1):
         if whole[first : first + len(plain)] == plain:

@@ -177,7 +177,8 @@ def test_a_run_from_one_file_then_evaluate(tmp_path, make_config, tiny):
 
 @contextlib.contextmanager
 def waiting(path, capsys, *command):
-    """A command in a thread that waits for another to have written `path`; it goes on at the end of the block."""
+    """A command in a thread that waits for another to have written `path`; it goes on at the end of the
+    block."""
     second = threading.Thread(target=main, args=(list(map(str, command)),))
     with state.only_writer(path):
         second.start()

@@ -278,9 +278,9 @@ def test_estimator_and_reduction_by_hand(estimator, reduction, over):
 
 
 def test_what_the_estimators_estimate():
-    # Two tokens, pi_gen = 1/2 1/2, pi_theta = 1/4 3/4; exact expectations under pi_gen:
-    # KL(gen||theta) = (log 2 + log 2/3) / 2 = .1438410; KL(theta||gen) = (log 1/2 + 3 log 3/2) / 4 = .1308120;
-    # k3_code: ((2 - log 2 - 1) + (2/3 - log 2/3 - 1)) / 2 = .1894923, which is neither.
+    # Two tokens, pi_gen = 1/2 1/2, pi_theta = 1/4 3/4; exact expectations under pi_gen: KL(gen||theta) = (log
+    # 2 + log 2/3) / 2 = .1438410; KL(theta||gen) = (log 1/2 + 3 log 3/2) / 4 = .1308120; k3_code: ((2 - log 2
+    # - 1) + (2/3 - log 2/3 - 1)) / 2 = .1894923, which is neither.
     d = torch.tensor([[LN2], [math.log(2 / 3)]], dtype=torch.float64)
     forward = (LN2 + math.log(2 / 3)) / 2
     backward = (math.log(1 / 2) + 3 * math.log(3 / 2)) / 4
@@ -340,8 +340,8 @@ def test_kl_equal_to_the_threshold_is_not_far(rule):
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 @pytest.mark.parametrize("denominator", ["stay", "leave"])
 def test_filtered_methods_by_hand(weighting, rule, denominator):
-    # One token each, r = exp(-d): the term of a sample is w(r) A, its slope s(r, A):
-    #   none: A, A.   tis: r A, r A (r < C).   vis: r A with slope where A > 0 (r < .8); -.8 without for A < 0.
+    # One token each, r = exp(-d): the term of a sample is w(r) A, its slope s(r, A):   none: A, A.   tis: r
+    # A, r A (r < C).   vis: r A with slope where A > 0 (r < .8); -.8 without for A < 0.
     loss, grad = run(
         weighting, [[-d] for d in FILTER_D], FILTER_A,
         threshold=1.0, filter_rule=rule, filtered_denominator=denominator,
@@ -430,11 +430,10 @@ def test_methods_are_those_of_the_paper_page():
 
 
 PRESET_LOSSES = {
-    # Group 0: rewards 1 0 0 0 (a b c d), the longest 2 tokens. Group 1: rewards 1 1 (e f), 1 token. g = .5, C = 2.
-    #         a        b          c     d        e        f
-    # r       1/4      1/2, 1     1     1/4      1/4      1
-    # sum d   1.386    .693       0     1.386    1.386    0          (gen_theta, sum)
-    # k3_code 1.6137   .3069, 0   0     1.6137   1.6137   0          over the width: .807 .153 0 .807 1.614 0
+    # Group 0: rewards 1 0 0 0 (a b c d), the longest 2 tokens. Group 1: rewards 1 1 (e f), 1 token. g = .5, C
+    # = 2.         a        b          c     d        e        f r       1/4      1/2, 1     1     1/4
+    # 1/4      1 sum d   1.386    .693       0     1.386    1.386    0          (gen_theta, sum) k3_code
+    # 1.6137   .3069, 0   0     1.6137   1.6137   0          over the width: .807 .153 0 .807 1.614 0
     #
     # paper: A = 1.5 -.5 -.5 -.5 0 0. b and d are harmful and far. -(1.5/4 - .5) = .125, over 6.
     "paper": (0.125, 6, "bd", [[-0.375, 0], [0, 0], [0.5, 0], [0, 0], [0, 0], [0, 0]]),
@@ -636,8 +635,8 @@ def test_extreme_log_ratios_stay_finite(weighting, level, reference_policy, dtyp
 
 
 def test_extreme_ratios_by_hand():
-    # r = e^500: TIS weighs by C = 2, VIS clips a good sample at 1.2. r = e^-500: both are 0 for a good sample,
-    # and VIS is -.8 for a bad one.
+    # r = e^500: TIS weighs by C = 2, VIS clips a good sample at 1.2. r = e^-500: both are 0 for a good
+    # sample, and VIS is -.8 for a bad one.
     for level in ("token", "sequence"):
         loss, grad = run("tis", [[500.0], [-500.0]], [1.0, 1.0], weight_level=level)
         close(loss.total, -2.0)

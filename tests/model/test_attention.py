@@ -1,4 +1,5 @@
-"""Packed completions against the library's own forward, a row at a time: log-probs, entropies and every gradient."""
+"""Packed completions against the library's own forward, a row at a time: log-probs, entropies and every
+gradient."""
 
 import copy
 

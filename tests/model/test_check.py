@@ -1,4 +1,5 @@
-"""Policies and samplers that check themselves: what works, what is refused and by which words, what is left behind."""
+"""Policies and samplers that check themselves: what works, what is refused and by which words, what is left
+behind."""
 
 import ast
 import json

@@ -1,4 +1,5 @@
-"""The fused decoder against the model's own forward: every branch, step after step, as they fork and are given up."""
+"""The fused decoder against the model's own forward: every branch, step after step, as they fork and are
+given up."""
 
 import weakref
 

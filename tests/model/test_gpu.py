@@ -35,8 +35,9 @@ def test_a_pair_trains_and_resumes_on_a_gpu(make_config, tiny, tmp_path, dtype):
 
 @pytest.mark.parametrize("keys", [64, 128, 192, 193])
 def test_low_logits_have_finite_and_right_gradients(keys):
-    """With cuDNN the gradient of a masked bfloat16 query is NaN where keys % 128 == 64 and all of its logits are below
-    -88.7, so that their exponentials vanish in float32 (pytorch#196678); some heads of Qwen2.5 have such logits."""
+    """With cuDNN the gradient of a masked bfloat16 query is NaN where keys % 128 == 64 and all of its logits
+    are below -88.7, so that their exponentials vanish in float32 (pytorch#196678); some heads of Qwen2.5 have
+    such logits."""
     draw = torch.Generator().manual_seed(0)
     rows, heads, kv_heads, width = 2, 12, 2, 128
     query = torch.randn(rows, 40, heads, width, generator=draw)

@@ -87,7 +87,8 @@ def test_with_two_threads_a_gradient_repeats_its_bits(tiny):
 def test_lora_trains_the_adapter_alone_and_starts_as_the_base(tiny):
     base, lora = load_policy(str(tiny / "base")), load_policy(str(tiny / "base"), lora=LORA, lora_seed=3)
     assert all("lora_" in name for name in lora.trainable())
-    # 7 linears in each of 2 layers, r (in + out) each: 4 (64+64 + 64+32 + 64+32 + 64+64 + 3 (64+192)) 2 = 9,728.
+    # 7 linears in each of 2 layers, r (in + out) each: 4 (64+64 + 64+32 + 64+32 + 64+64 + 3 (64+192)) 2 =
+    # 9,728.
     assert sum(p.numel() for p in lora.trainable().values()) == 9728
     with in_double():
         assert_same(*(doubled(policy).token_logprobs(*batch(base))[0] for policy in (lora, base)))
@@ -170,7 +171,8 @@ def with_settings(tiny, folder, **changes):
 
 
 def with_last_id(tiny, folder, gap):
-    """A copy of the tiny model whose eos has an id `gap` beyond the others', on an embedding with room for it."""
+    """A copy of the tiny model whose eos has an id `gap` beyond the others', on an embedding with room for
+    it."""
     base = load_policy(str(tiny / "base"))
     last, old = base.vocab_size - 1 + gap, base.tokenizer.eos_token_id
     base.model.resize_token_embeddings(last + 5)

@@ -14,7 +14,8 @@ FIRST = torch.arange(6.0).view(2, 3) + 1 / 3
 
 
 def pushed(*pushes, dtype=torch.float32):
-    """What a reader keeps of several pushes through one pair, and the sizes of the blocks that it was given."""
+    """What a reader keeps of several pushes through one pair, and the sizes of the blocks that it was
+    given."""
     ours, theirs = multiprocessing.Pipe()
     writer, reader = Writer(ours, os.getpid()), Reader(theirs)
     kept, sizes = [], []
@@ -59,8 +60,8 @@ def test_tensors_arrive_as_they_are():
 
 
 def test_what_was_read_outlives_the_block(monkeypatch):
-    """200 bytes hold three tensors of 24: the fourth stands where the first stood, and all are still right, as in the
-    push after it. One that is larger than the block brings a larger one."""
+    """200 bytes hold three tensors of 24: the fourth stands where the first stood, and all are still right,
+    as in the push after it. One that is larger than the block brings a larger one."""
     monkeypatch.setattr(push, "BLOCK_BYTES", 200)
     many = {f"layer {i}": FIRST + i for i in range(8)}
     large = {"small": FIRST, "large": torch.arange(100.0), "last": FIRST * 3}

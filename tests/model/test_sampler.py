@@ -33,8 +33,9 @@ def requests(policy, samples=8, seed=0):
 
 @pytest.fixture
 def exact(policy):
-    """The policy in float64, in which the test computes. Two ways to sample choose the same tokens on every processor
-    then: in float32, one draw in some hundred thousand falls between their distribution functions."""
+    """The policy in float64, in which the test computes. Two ways to sample choose the same tokens on every
+    processor then: in float32, one draw in some hundred thousand falls between their distribution
+    functions."""
     with in_double():
         yield with_prompts(doubled(policy), policy)
 
@@ -50,8 +51,8 @@ def logprobs(groups):
 
 
 def assert_fresh(policy, asked, groups, temperature=1.0):
-    """What the sampler says are the log-probs of its completions comes out of a forward in float64 as well. It stores
-    float32, whatever it computes in."""
+    """What the sampler says are the log-probs of its completions comes out of a forward in float64 as well.
+    It stores float32, whatever it computes in."""
     policy = doubled(policy)
     prompts = [r.prompt for r, group in zip(asked, groups) for _ in group]
     completions = [c.tokens.tolist() for group in groups for c in group]

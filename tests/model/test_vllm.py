@@ -1,4 +1,5 @@
-"""The vLLM sampler with a real vLLM: skipped where it isn't installed (`make test-vllm` makes an environment for it)."""
+"""The vLLM sampler with a real vLLM: skipped where it isn't installed (`make test-vllm` makes an environment
+for it)."""
 
 import gc
 import json
@@ -58,7 +59,8 @@ def small_cache():
 
 
 def make_model(out: Path, tied: bool) -> Path:
-    """A Qwen2 model with heads wide enough for vLLM's CPU attention, padded embeddings and traps in its configs."""
+    """A Qwen2 model with heads wide enough for vLLM's CPU attention, padded embeddings and traps in its
+    configs."""
     tiny.make_tokenizer(out)
     torch.manual_seed(3)
     model = Qwen2ForCausalLM(Qwen2Config(
@@ -108,7 +110,8 @@ def flat(asked, groups):
 
 
 def assert_fresh(policy, sampler, temperature=1.0, **params):
-    """Log-probs of what is sampled are those of a forward pass of the policy; returns prompts and completions."""
+    """Log-probs of what is sampled are those of a forward pass of the policy; returns prompts and
+    completions."""
     asked = requests(policy.tokenizer)
     prompts, found = flat(asked, sampler.sample(asked, SamplingParams(24, temperature, **params)))
     assert_logprobs(policy, prompts, found, temperature)
@@ -148,7 +151,8 @@ def test_top_k_cuts_the_draw_and_not_the_softmax(folder, sampler):
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 def test_updates_are_taken_up(folder, sampler, lora):
-    """Before and after five updates, from base weights that the adapter's test needs as much as the others do."""
+    """Before and after five updates, from base weights that the adapter's test needs as much as the others
+    do."""
     base = load_policy(str(folder), device="cpu")
     policy = load_policy(str(folder), lora=lora, device="cpu")
     params = policy.trainable()
@@ -281,7 +285,8 @@ def test_an_adapter_is_merged(tmp_path):
 
 
 def learnable(model: Path, data: Path) -> str:
-    """Of the first problems in `data`, the line of that which the model solves most nearly in 40 % of its samples."""
+    """Of the first problems in `data`, the line of that which the model solves most nearly in 40 % of its
+    samples."""
     policy = load_policy(str(model))
     problems = load_problems(Dataset(name="tiny", path=str(data)))[:64]
     asked = [
@@ -301,11 +306,11 @@ def learnable(model: Path, data: Path) -> str:
 
 @cpu_build
 def test_training_learns_and_resumes(tmp_path, monkeypatch):
-    """A full model and an adapter, each with an engine: rewards rise as they do with the transformers sampler, and
-    a run that was killed goes on bit for bit with new engines.
+    """A full model and an adapter, each with an engine: rewards rise as they do with the transformers
+    sampler, and a run that was killed goes on bit for bit with new engines.
 
-    One problem that the model solves now and then is learnt by heart: of 16 such runs, with problems that it solved in
-    19 to 44 % of its samples, all rose by 0.36 or more.
+    One problem that the model solves now and then is learnt by heart: of 16 such runs, with problems that it
+    solved in 19 to 44 % of its samples, all rose by 0.36 or more.
     """
     monkeypatch.setitem(tiny.SIZES, "xs", tiny.SIZES["xs"] | {"hidden_size": 128})
     tiny.make_tokenizer(tmp_path / "tok")
@@ -396,7 +401,8 @@ def test_a_node_samples_with_vllm_beside_one_that_does_not(tmp_path):
     "lora", [None, {"r": 4, "alpha": 8, "target_modules": "all-linear"}], ids=["full", "lora"]
 )
 def test_an_engine_shares_a_card_with_its_trainer(tmp_path, lora):
-    """After an update that changes much it samples from the trainer's weights; during one its memory is free."""
+    """After an update that changes much it samples from the trainer's weights; during one its memory is
+    free."""
     model = str(make_model(tmp_path / "model", True))
     tiny.make_data(tmp_path / "data", tiny.DataSettings(train=64, validation=8, ood=8))
     node = {"name": "one", "model": model, "learning_rate": 1e-2, "compute_dtype": "bfloat16", "lora": lora}

@@ -185,7 +185,7 @@ def check_latex(text: str, columns: int) -> None:
     assert not opened
     assert not re.search(r"(?<!\\)[#_~^<>]", re.sub(r"\$[^$]*\$|\\begin\{tabular\}.*", "", text))
     assert not re.search(r"(?<!\\)%", text.split("\n", 1)[1])
-    body = text.split(r"\midrule")[1].split(r"\bottomrule")[0]
+    body = text.split(r"\midrule")[1].split(r"\bottomrule", maxsplit=1)[0]
     cells = {
         len(re.findall(r"(?<!\\)&", line)) for line in body.splitlines() if line and not line.startswith("\\")
     }

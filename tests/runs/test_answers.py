@@ -176,7 +176,8 @@ def test_greedy_answers_are_sampled_with_those_at_a_temperature(tiny, tmp_path, 
         generate(subjects, {role: test}, tmp_path / f"{role}.jsonl", sampling)
         assert rows(tmp_path / "together.jsonl", role) == rows(tmp_path / f"{role}.jsonl", role)
         assert len(rows(tmp_path / "together.jsonl", role)) == 5 * test.samples
-    # A file that another version wrote test by test is not gone on with, since a pass would leave problems out.
+    # A file that another version wrote test by test is not gone on with, since a pass would leave problems
+    # out.
     header, *lines = (tmp_path / "together.jsonl").read_text().splitlines()
     begun = [line for line in lines if '"test": "id"' in line][:4]
     (tmp_path / ".again.jsonl.partial").write_text("\n".join([header, *begun]) + "\n")

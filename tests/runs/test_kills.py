@@ -1,8 +1,8 @@
 """A run killed with SIGKILL anywhere and started again ends like one that nobody disturbed.
 
-Each run is a process of its own, forked from one that has everything imported. It kills itself at an event that
-is drawn: so many calls of Python and C functions into a phase, as counted in the undisturbed run. The seed is
-FTIS_KILL_SEED, 0 if that isn't set; 4 kills in the tests and 20 in `make check-all`.
+Each run is a process of its own, forked from one that has everything imported. It kills itself at an event
+that is drawn: so many calls of Python and C functions into a phase, as counted in the undisturbed run. The
+seed is FTIS_KILL_SEED, 0 if that isn't set; 4 kills in the tests and 20 in `make check-all`.
 """
 
 import json

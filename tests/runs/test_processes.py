@@ -1,4 +1,5 @@
-"""A node a process: the same run as in one process, nodes that are lost, and processes that must not be left over."""
+"""A node a process: the same run as in one process, nodes that are lost, and processes that must not be left
+over."""
 
 import fcntl
 import json
@@ -58,7 +59,8 @@ def three(tiny, **changes):
 
 @pytest.fixture(scope="module")
 def pair(tiny, tmp_path_factory):
-    """A pair with all that takes state along: stale samples, mini-batches, validation; trained in one process."""
+    """A pair with all that takes state along: stale samples, mini-batches, validation; trained in one
+    process."""
     out = tmp_path_factory.mktemp("pair") / "run"
     config = build(
         tiny, staleness=1, optim={"name": "adamw", "mini_batches": 2, "micro_batch_tokens": 1024},

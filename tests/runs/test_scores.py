@@ -1,4 +1,5 @@
-"""Scoring stored answers: avg@k and pass@k, intervals, math-verify's verdict beside ours, what is kept of each answer."""
+"""Scoring stored answers: avg@k and pass@k, intervals, math-verify's verdict beside ours, what is kept of
+each answer."""
 
 import json
 from functools import partial
@@ -12,7 +13,8 @@ from ftis.tasks.grading.math_verify_verdict import math_verify_many
 
 
 def test_wilson_by_hand():
-    # p = 8/10, z^2 = 3.8415: centre (0.8 + 0.19207) / 1.38415, half 1.95996 sqrt(0.016 + 0.0096036) / 1.38415.
+    # p = 8/10, z^2 = 3.8415: centre (0.8 + 0.19207) / 1.38415, half 1.95996 sqrt(0.016 + 0.0096036) /
+    # 1.38415.
     low, high = wilson(8, 10)
     assert low == pytest.approx(0.4902, abs=1e-4) and high == pytest.approx(0.9433, abs=1e-4)
     assert wilson(0, 0) == (0.0, 1.0) and wilson(0, 5)[0] == 0.0 and wilson(5, 5)[1] == pytest.approx(1.0)

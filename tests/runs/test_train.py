@@ -198,7 +198,8 @@ def test_micro_batches_change_nothing(make_config):
 
 
 def test_a_state_of_other_settings_is_refused_or_by_a_job_cleared(tiny, tmp_path, monkeypatch, capsys):
-    """Kept in the way, each checkpoint of the new run would be pruned as the oldest, and every kill start it from 0."""
+    """Kept in the way, each checkpoint of the new run would be pruned as the oldest, and every kill start it
+    from 0."""
 
     def stop_after(step, config, job=False):
         with monkeypatch.context() as patch:
@@ -320,7 +321,8 @@ def test_truncated_completions_can_be_dropped(make_config):
 
 
 def test_alone_learns(make_config):
-    """Training reward rises within a few iterations on a barely warmed-up model: by 0.2 to 0.3 with six other draws."""
+    """Training reward rises within a few iterations on a barely warmed-up model: by 0.2 to 0.3 with six other
+    draws."""
     config = make_config(
         nodes=("base",), prompts=12, group_size=12, iterations=14, readings={"preset": "paper"}
     )

@@ -41,7 +41,7 @@ def in_threads(calls: list) -> list:
     def run(k):
         try:
             results[k] = calls[k]()
-        except Exception as error:  # noqa: BLE001  handed to the test
+        except Exception as error:
             results[k] = error
 
     threads = [threading.Thread(target=run, args=(k,)) for k in range(len(calls))]
@@ -229,7 +229,8 @@ def test_where_to_go_on_from(offers, expected):
     assert agree(offers) == expected
 
 
-# ------------------------------------------------------------------------------------------- finding each other
+# ------------------------------------------------------------------------------------------- finding each
+# other
 
 
 def test_nodes_meet_in_pairs_and_leave_no_secret(tmp_path):

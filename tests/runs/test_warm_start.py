@@ -50,7 +50,8 @@ def test_every_gsm8k_solution_earns_the_reward():
 
 
 def test_a_warm_start_teaches_the_format(easy, tiny, tmp_path, make_config):
-    """Questions that the model answered otherwise are answered in the format, and rewards vary between samples."""
+    """Questions that the model answered otherwise are answered in the format, and rewards vary between
+    samples."""
     settings = WarmStart(steps=30, batch=8, learning_rate=3e-3, micro_batch=3)
     seen = []
     facts = warm_start(

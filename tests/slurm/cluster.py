@@ -2,8 +2,9 @@
 
     python -m tests.slurm.cluster COMMAND ...     runs a command inside one
 
-It lives in a folder of its own, on ports of its own, and touches nothing outside: commands find it by SLURM_CONF,
-and jobs by an `srun` that comes first in their PATH, since Snakemake drops SLURM_CONF before it starts a step.
+It lives in a folder of its own, on ports of its own, and touches nothing outside: commands find it by
+SLURM_CONF, and jobs by an `srun` that comes first in their PATH, since Snakemake drops SLURM_CONF before it
+starts a step.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ NODES = ("n1", "n2")
 GPUS = 2
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "squeue", "scontrol", "sinfo", "scancel")
 
-# Without accounting, as the profile asks squeue. A lost node is noticed within seconds, and a requeued job starts again
-# as soon as its old credential has expired (cred_expire).
+# Without accounting, as the profile asks squeue. A lost node is noticed within seconds, and a requeued job
+# starts again as soon as its old credential has expired (cred_expire).
 CONFIG = """\
 ClusterName=ftis
 SlurmctldHost=localhost(127.0.0.1)
@@ -64,7 +65,8 @@ SlurmdTimeout={patience}
 MessageTimeout=10
 """
 NODE = "NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs=2 RealMemory=16000 Gres=gpu:{gpus}\n"
-# The profile's partitions, two whose jobs are preempted, named after what becomes of them, and one whose jobs preempt.
+# The profile's partitions, two whose jobs are preempted, named after what becomes of them, and one whose jobs
+# preempt.
 PARTITIONS = """\
 PartitionName=cpu Nodes=ALL State=UP PreemptMode=OFF Default=YES
 PartitionName=gpu Nodes=ALL State=UP PreemptMode=OFF

@@ -1,6 +1,7 @@
 """The workflow on a real Slurm: one machine that plays two nodes, with GPUs that are files.
 
-The figure is of the smoke tier and made from nothing; the other tests go on from its warm start, with a longer run.
+The figure is of the smoke tier and made from nothing; the other tests go on from its warm start, with a
+longer run.
 """
 
 import importlib.util
@@ -162,7 +163,8 @@ def test_a_killed_job_goes_on_and_a_lost_node_does_not_train_twice(slurm, snakem
     process = snakemake("--config", "tier=long", "--", f"results/long/runs/{RUN}/final.json")
     follow(process, lambda: list((run / "state").glob("step-*[3-9]")))
     first = holder(run)
-    # The job asks for its GPUs as generic resources, and sees those that Slurm gives it: one task, with them all.
+    # The job asks for its GPUs as generic resources, and sees those that Slurm gives it: one task, with them
+    # all.
     job = slurm.call("squeue", "-h", "-t", "R", "-o", "%A").strip()
     shown = slurm.call("scontrol", "show", "job", "-d", job)
     assert re.search(r"TresPerJob=gres:gpu:2\b", shown) and re.search(r"\bNumTasks=1\b", shown), shown
@@ -196,8 +198,8 @@ def test_a_killed_job_goes_on_and_a_lost_node_does_not_train_twice(slurm, snakem
 
 @pytest.mark.parametrize("how", [*TOLD[:2], pytest.param(TOLD[2], marks=pytest.mark.long)])
 def test_a_job_that_is_told_to_end_goes_on(slurm, snakemake, checkout, reference, how):
-    """Preempted by one of a partition with a higher priority, requeued by Slurm or not, or sent USR1: Snakemake doesn't
-    wait for ever, and the run ends like one that nobody disturbed."""
+    """Preempted by one of a partition with a higher priority, requeued by Slurm or not, or sent USR1:
+    Snakemake doesn't wait for ever, and the run ends like one that nobody disturbed."""
     run = checkout / "results" / how / "runs" / RUN
     log = checkout / "results" / how / "logs" / "train" / f"{RUN}.log"
     profile = "slurm"

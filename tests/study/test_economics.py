@@ -131,7 +131,8 @@ def test_economics_by_hand():
     # validations: 250 + 0.3 * 250 and 250 + 0.8 * 250.
     assert row["alone_tokens_to_level"] == pytest.approx((800 + 900) / 2)
     assert row["swarm_tokens_to_level"] == pytest.approx((325 + 450) / 2)
-    # 1.5 s of sampling saved an iteration, 0.3 s spent on the exchange; the larger direction carries 600 bytes.
+    # 1.5 s of sampling saved an iteration, 0.3 s spent on the exchange; the larger direction carries 600
+    # bytes.
     assert row["alone_seconds_collect"] == pytest.approx(4.1) and row["seconds_saved"] == pytest.approx(1.2)
     assert row["bytes_sent"] == 400 and row["traffic"] == 600
     assert row["break_even"] == pytest.approx(500)

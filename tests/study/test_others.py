@@ -1,4 +1,5 @@
-"""A method that somebody else adds stands wherever the paper's own do: grid, figures, tables, exact study, report."""
+"""A method that somebody else adds stands wherever the paper's own do: grid, figures, tables, exact study,
+report."""
 
 import json
 import re
@@ -39,7 +40,8 @@ class Root:
 
 @pytest.fixture
 def others(monkeypatch, tmp_path):
-    """Root with and without the filter, registered for one test, in a suite that has not been asked for its runs yet."""
+    """Root with and without the filter, registered for one test, in a suite that has not been asked for its
+    runs yet."""
     shutil.copytree(CONFIG, tmp_path / "config")
     monkeypatch.setenv(FOLDER, str(tmp_path / "config"))
     yield [register("root", Method("Root", Root())), register("froot", Method("F-Root", Root(), Far()))]

@@ -150,7 +150,8 @@ def test_completions_are_the_same_questions_for_all(tables):
 
 
 def test_disagreements_are_the_answers_that_one_grader_accepts(folders, tables):
-    """Counted over all completions; a few of each kind are kept, each as it stands in its run's graded.jsonl."""
+    """Counted over all completions; a few of each kind are kept, each as it stands in its run's
+    graded.jsonl."""
     scores, kept = tables["scores"], tables["disagreements"]
     kinds = kept.drop_duplicates(["benchmark", "ours", "math_verify", "reason"])
     for ours, column in ((True, "only_ours"), (False, "only_math_verify")):
@@ -262,7 +263,8 @@ MADE = {"commit": "0123abc", "processor": "a CPU"}
 
 
 def test_more_prompts_are_held_against_alone_as_it_would_train(folders, monkeypatch):
-    """Doubling what the swarm deals out gives a node what it would have alone; alone with twice that is a row."""
+    """Doubling what the swarm deals out gives a node what it would have alone; alone with twice that is a
+    row."""
     rows = []
     for slug, value in (
         ("alone-base_small-s1", 0.5),
@@ -281,7 +283,8 @@ def test_more_prompts_are_held_against_alone_as_it_would_train(folders, monkeypa
 
 
 def test_paired_intervals_by_hand(folders, monkeypatch):
-    """Differences of 0.02, 0.04, 0.06 over three seeds: mean 0.04, t(2) = 4.3027, half 4.3027 x 0.02 / sqrt 3."""
+    """Differences of 0.02, 0.04, 0.06 over three seeds: mean 0.04, t(2) = 4.3027, half 4.3027 x 0.02 / sqrt
+    3."""
     rows = []
     for seed, alone, tis, capped in ((1, 0.5, 0.50, 0.52), (2, 0.6, 0.58, 0.62), (3, 0.7, 0.69, 0.75)):
         for slug, value in (

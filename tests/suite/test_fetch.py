@@ -1,4 +1,5 @@
-"""Fetching from a hub, and working from what was fetched: a server that answers as the hub does, then none."""
+"""Fetching from a hub, and working from what was fetched: a server that answers as the hub does, then
+none."""
 
 import hashlib
 import http.server

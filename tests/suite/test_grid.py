@@ -221,7 +221,8 @@ NUMBERS = itertools.count()
 
 @pytest.fixture
 def changed(tmp_path, monkeypatch):
-    """Makes a tier of one that is there: `changed("small", node={...})` is its name, with those fields set anew."""
+    """Makes a tier of one that is there: `changed("small", node={...})` is its name, with those fields set
+    anew."""
     shutil.copytree(Suite.load().folder, tmp_path / "config")
     monkeypatch.setenv("FTIS_SUITE", str(tmp_path / "config"))
 

@@ -66,7 +66,8 @@ def test_other_architectures_are_refused_with_what_to_give():
 
 
 def test_parts_by_hand():
-    """3B in bfloat16 with checkpoints: the standing 16 bytes a parameter, and what a token and a batch take."""
+    """3B in bfloat16 with checkpoints: the standing 16 bytes a parameter, and what a token and a batch
+    take."""
     shape = shape_of_role("paper", "base_large")
     assert (logprob_head.CHUNK_LOGITS, logprob_head.LONGEST_LOGITS) == (
         memory.CHUNK_LOGITS,
@@ -78,13 +79,15 @@ def test_parts_by_hand():
     p = shape.parameters
     assert (parts.weights, parts.gradients, parts.optimizer) == (4 * p, 4 * p, 8 * p)
     assert parts.casts == 2 * 36 * (2048 * (2048 + 2 * 256 + 2048) + 3 * 2048 * 11008)
-    # A token: 36 layers' inputs in float32; one layer's 20 H + 2 (2 A + 2 K + 4 I); its gradients 6 I + 8 H; 16 H.
+    # A token: 36 layers' inputs in float32; one layer's 20 H + 2 (2 A + 2 K + 4 I); its gradients 6 I + 8 H;
+    # 16 H.
     layer = 20 * 2048 + 2 * (2 * 2048 + 2 * 256 + 4 * 11008)
-    # Masks over 150 keys: of a token a byte, and of each of the 8 queries of a key head a byte and two more as numbers.
+    # Masks over 150 keys: of a token a byte, and of each of the 8 queries of a key head a byte and two more
+    # as numbers.
     masks = 150 * (1 + 8 * 3)
     assert parts.activations == 1000 * (36 * 4 * 2048 + layer + 6 * 11008 + 8 * 2048 + 16 * 2048 + masks)
-    # Keys in float32 and values in bfloat16: 10 rows of 150 tokens, the prompts' own being gone by then. Besides, 30
-    # bytes a logit and the head in bfloat16.
+    # Keys in float32 and values in bfloat16: 10 rows of 150 tokens, the prompts' own being gone by then.
+    # Besides, 30 bytes a logit and the head in bfloat16.
     assert parts.kv_cache == 36 * 256 * 6 * 10 * 150
     assert parts.sampler == 10 * 151_665 * 30 + 2 * 151_665 * 2048
     assert parts.peak == parts.standing + max(parts.update, parts.sampling)
@@ -106,7 +109,8 @@ def test_long_prompts_by_hand():
     shape = shape_of_role("paper", "base_large")
     parts = memory.answer_memory(shape, node(), [Batch(3, 1, 10, 20), Batch(2, 2, 1000, 10)])
     assert parts.weights == parts.standing == 4 * shape.parameters and parts.update == parts.casts == 0
-    # Of 2 x 1000 tokens keys and values, the MLP's 3 I and 4 H, and a mask of 1000 bytes and twice 1000 numbers.
+    # Of 2 x 1000 tokens keys and values, the MLP's 3 I and 4 H, and a mask of 1000 bytes and twice 1000
+    # numbers.
     assert parts.kv_cache == 36 * 256 * 8 * 2000
     assert parts.sampler == 2000 * (4 * (3 * 11008 + 4 * 2048) + 9 * 1000)
     # An adapter is there beside its model, frozen: one matrix at a time has a copy in bfloat16.
@@ -169,7 +173,8 @@ def test_cost_by_hand():
     # So small a model is bound by launches: 2 layers, 50 steps.
     batch = Batch(4, 1, 10, 50)
     assert cost.decode_seconds(shape, node(), batch, "transformers") == pytest.approx(50 * 2 * 1e-3)
-    # Two of four run in the mean: 4 bytes a weight, 2 x 2 x 4 of them a token for 35 tokens, 30 bytes a logit.
+    # Two of four run in the mean: 4 bytes a weight, 2 x 2 x 4 of them a token for 35 tokens, 30 bytes a
+    # logit.
     read = 4 * (matrices + 32 * 8) + 2 * 35 * (2 * 2 * 4 * 4) + 2 * 32 * 30
     step = read / 3.35e12 + 2 * 0.14e-3 + 2 * 20e-6
     assert cost.decode_seconds(shape, node(), batch, "vllm") == pytest.approx(50 * step)
@@ -181,7 +186,8 @@ def test_cost_by_hand():
     [("small_qwen", "base_small", 47.40, 311.55), ("paper", "base_small", 39.68, 183.33), ("paper", "base_large", 30.80, 127.61)],
 )  # fmt: skip
 def test_decoding_takes_what_others_measured(tier, role, transformers, vllm):
-    """Tokens a second of Qwen2.5 0.5B, 1.5B and 3B on an A100, one sequence, bfloat16 (Qwen2.5's speed benchmark)."""
+    """Tokens a second of Qwen2.5 0.5B, 1.5B and 3B on an A100, one sequence, bfloat16 (Qwen2.5's speed
+    benchmark)."""
     shape, settings = shape_of_role(tier, role), node(compute_dtype="bfloat16")
     for backend, published in (("transformers", transformers), ("vllm", vllm)):
         seconds = cost.decode_seconds(shape, settings, Batch(1, 1, 1, 2048), backend, cost.GPUS["a100"])

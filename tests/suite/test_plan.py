@@ -194,8 +194,8 @@ def test_disk_by_the_number_of_checkpoints():
 
 
 def test_hours_by_hand(installed):
-    """3B alone: 192 completions of an iteration in one batch, 36 ms a step for the 760 - 112 tokens that a mean prompt
-    leaves; 11 validations of 512 problems in three batches of 768 steps; one checkpoint."""
+    """3B alone: 192 completions of an iteration in one batch, 36 ms a step for the 760 - 112 tokens that a
+    mean prompt leaves; 11 validations of 512 problems in three batches of 768 steps; one checkpoint."""
     installed(False)
     (run,) = planned("paper", "alone-base_large")
     (node,) = run.nodes
@@ -301,7 +301,8 @@ def test_plan_as_json_and_with_another_gpu(capsys):
 
 @pytest.fixture
 def tier(tmp_path, monkeypatch, tiny):
-    """Write a tier of two local models, with changes, and check one run of it: the problems that are found."""
+    """Write a tier of two local models, with changes, and check one run of it: the problems that are
+    found."""
     (tmp_path / "tiers").mkdir()
     (tmp_path / "grid.yaml").write_text((Suite.load().folder / "grid.yaml").read_text())
     monkeypatch.setenv("FTIS_SUITE", str(tmp_path))

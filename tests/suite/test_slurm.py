@@ -1,4 +1,5 @@
-"""What Slurm is asked beforehand and how its answers are put, with commands that are made up; tests/slurm has a real one."""
+"""What Slurm is asked beforehand and how its answers are put, with commands that are made up; tests/slurm has
+a real one."""
 
 import os
 import subprocess

@@ -1,4 +1,5 @@
-"""NaN and infinity in loss, gradient and weights: the update is left out, explained and counted, never silently."""
+"""NaN and infinity in loss, gradient and weights: the update is left out, explained and counted, never
+silently."""
 
 import json
 from dataclasses import replace

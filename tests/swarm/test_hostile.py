@@ -117,7 +117,8 @@ def test_a_peer_that_keeps_lying_is_left_out_and_stays_out_after_a_kill(tiny, tm
 
 
 def test_no_pickle_in_state_or_messages(tiny, tmp_path, monkeypatch):
-    """A run with mail that waits is checkpointed, killed and taken up again while nothing can be (un)pickled."""
+    """A run with mail that waits is checkpointed, killed and taken up again while nothing can be
+    (un)pickled."""
     before = pair_config(tiny, iterations=3, validation={}, split="vertical", staleness=1)
     for module, names in (
         (pickle, ("load", "loads", "dump", "dumps", "Pickler", "Unpickler")),

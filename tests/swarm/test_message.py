@@ -87,7 +87,7 @@ def test_layout_is_little_endian_planes():
     body = DATA[HEADER_BYTES:-CHECKSUM]
     assert zlib.decompress(body, -15) == plain
     head = struct.pack("<4sHHI8sIIBI", b"FTIS", 2, 3, 7, RUN, 3, 6, 4, len(body))
-    assert DATA == sealed(head + body)
+    assert sealed(head + body) == DATA
     assert same(read(forged(plain)).rollouts, MESSAGE.rollouts)
 
 

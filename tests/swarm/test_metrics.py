@@ -132,7 +132,8 @@ def samples_of(own):
 
 
 def micro_batch(rows, log_r, updates=0, *, entropy=0.0, loss=0.0, filtered=None, bad=None, far=None):
-    """What the trainer collects of a micro-batch: log-ratios of each completion's tokens, NaN in the padding."""
+    """What the trainer collects of a micro-batch: log-ratios of each completion's tokens, NaN in the
+    padding."""
     width = max(map(len, log_r))
     mask = torch.tensor([[i < len(row) for i in range(width)] for row in log_r])
     logp = torch.tensor([row + [math.nan] * (width - len(row)) for row in log_r]) - 3.0

@@ -1,4 +1,5 @@
-"""Mutated messages: none crashes the receiver, none that is used breaks an invariant, memory and time are bounded.
+"""Mutated messages: none crashes the receiver, none that is used breaks an invariant, memory and time are
+bounded.
 
 10,000 in the tests and 100,000 in `make check-all`. The invariants are checked apart from the code
 under test, number by number.
@@ -327,7 +328,8 @@ def test_no_mutated_message_crashes_or_gets_in(originals, count):
         size = most_bytes(expected.vocab_size, len(expected.share), sum(expected.share.values()))
         slowest, largest = max(slowest, seconds), max(largest, peak / (size + 20_000))
     print(f"{count} mutations: {sorted(outcomes.items())}; {slowest:.4f} CPU s, {largest:.2f} of the memory")
-    # Every reason to refuse was met, so that each check has been tried, and some messages came through in part.
+    # Every reason to refuse was met, so that each check has been tried, and some messages came through in
+    # part.
     assert {
         "too_short", "not_a_message", "version", "size", "too_large", "id_bits", "checksum", "compression",
         "not_a_bool", "other_run", "other_step", "other_node", "lengths", "duplicate", "assignment", "too_long",

@@ -823,7 +823,8 @@ FRAMES = [
 
 
 def test_no_answer_takes_the_grader_long():
-    """The patterns that run without a killable worker, on all that they repeat, at the length that they accept."""
+    """The patterns that run without a killable worker, on all that they repeat, at the length that they
+    accept."""
     longest = MAX_CHARS
     for pump in PUMPS:
         times = longest // len(pump)

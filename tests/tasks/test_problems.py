@@ -173,7 +173,8 @@ TINY_IDS = [40, 81, 20, 17, 52, 22, 68, 20, 15, 23, 82, 83, 52, 84, 24]
 
 
 def test_token_ids_of_a_prompt_are_pinned(tiny):
-    """Of the tokenizer that comes with the tiny tier; Qwen2.5's and SmolLM2's add nothing to a text either."""
+    """Of the tokenizer that comes with the tiny tier; Qwen2.5's and SmolLM2's add nothing to a text
+    either."""
     ids = encode_prompt(
         "tiny-v1", "Tom has 7 pens, buys 5. How many pens now?", load_tokenizer(str(tiny / "tok"))
     )
@@ -181,7 +182,8 @@ def test_token_ids_of_a_prompt_are_pinned(tiny):
 
 
 def byte_level(template: str | None) -> PreTrainedTokenizerFast:
-    """A tokenizer of single bytes, ChatML's tags and other special tokens, which reads a text as the template says."""
+    """A tokenizer of single bytes, ChatML's tags and other special tokens, which reads a text as the template
+    says."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     special = ["<s>", "</s>", "<pre>", "<|im_start|>", "<|im_end|>"]
     vocabulary = {token: i for i, token in enumerate([*special, *alphabet])}

@@ -1,7 +1,7 @@
 """What must not change unless somebody means it: every run's recipe, and the smoke tier's numbers.
 
-`python -m tests.whole.pins recipes` writes the recipes anew, `python -m tests.whole.pins smoke` the numbers of the
-smoke tier that lies in results/. Both go into a commit that says why they changed.
+`python -m tests.whole.pins recipes` writes the recipes anew, `python -m tests.whole.pins smoke` the numbers
+of the smoke tier that lies in results/. Both go into a commit that says why they changed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ RECIPES, SMOKE = GOLDEN / "recipes.json", GOLDEN / "smoke.json"
 
 
 def recipes() -> dict[str, Any]:
-    """By tier: the recipe of each run of the paper's grid and of the ablations with the first seed; one digest over
-    the whole grid with all seeds; what the answers and the warm starts depend on."""
+    """By tier: the recipe of each run of the paper's grid and of the ablations with the first seed; one
+    digest over the whole grid with all seeds; what the answers and the warm starts depend on."""
     from ftis.config import recipe_hash
     from ftis.suite.grid import Run
     from ftis.suite.made import answers_hash, made_hash
@@ -54,7 +54,8 @@ def recipes() -> dict[str, Any]:
 
 
 def smoke(results: Path) -> dict[str, Any]:
-    """Of each run of the smoke tier in `results`: digests of its metrics without times, and of its models' weights."""
+    """Of each run of the smoke tier in `results`: digests of its metrics without times, and of its models'
+    weights."""
     runs = {}
     for final in sorted((results / "runs").glob("*/final.json")):
         lines = [json.loads(line) for line in (final.parent / "metrics.jsonl").read_text().splitlines()]

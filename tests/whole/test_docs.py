@@ -72,16 +72,16 @@ def test_readme_in_python(checkout, capsys, unregistered):
     """Both of its blocks, as they stand."""
     known: dict = {}
     run, method = blocks("README.md")
-    exec(run, known)  # noqa: S102
+    exec(run, known)
     assert "True\n" in capsys.readouterr().out and known["folder"].finished
-    exec(method, {"__name__": __name__})  # noqa: S102
+    exec(method, {"__name__": __name__})
     assert ftis.METHODS["froot"].filtered
 
 
 def test_extending_in_python(checkout, unregistered):
     known: dict = {"__name__": __name__}
     for block in blocks("docs/extending.md"):
-        exec(block, known)  # noqa: S102
+        exec(block, known)
     root = ftis.METHODS["root"].weighting
     logp = torch.tensor([[-1.0, -2.0]], requires_grad=True)
     # On one's own samples Alone's gradient: A over two tokens each.

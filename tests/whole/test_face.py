@@ -1,7 +1,7 @@
 """The face, `import ftis`: every name has a docstring and stands in an example, and the examples are true.
 
-Those of dictionaries are string literals below them, so the sources are read and not `__doc__`. They run where the
-documentation says: beside examples/, with what examples/make_models.py makes.
+Those of dictionaries are string literals below them, so the sources are read and not `__doc__`. They run
+where the documentation says: beside examples/, with what examples/make_models.py makes.
 """
 
 import ast
@@ -71,7 +71,7 @@ def test_examples_are_true(name, beside_examples, tmp_path, monkeypatch):
     monkeypatch.setenv("FTIS_DATA", str(tmp_path / "data"))
     parser, known = doctest.DocTestParser(), {"ftis": ftis, "torch": torch}
     for given in ("Terms",) if name in ("NoWeight", "VIS", "TIS") else ():
-        exec("".join(e.source for e in parser.get_examples(docstring(given))), known)  # noqa: S102
+        exec("".join(e.source for e in parser.get_examples(docstring(given))), known)
     test = parser.get_doctest(docstring(name), known, name, None, 0)
     said: list[str] = []
     result = doctest.DocTestRunner().run(test, out=said.append)

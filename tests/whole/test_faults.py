@@ -1,5 +1,5 @@
-"""The workflow under faults: what was half written is never taken for a result, and the next call ends as if nothing
-had happened."""
+"""The workflow under faults: what was half written is never taken for a result, and the next call ends as if
+nothing had happened."""
 
 import json
 import os
@@ -160,7 +160,8 @@ def test_an_orphan_of_a_killed_snakemake_is_waited_for(finished, checkout):
 
 @pytest.fixture
 def small_disk(checkout):
-    """Results on a disk with room for the warm start and little else; called with mount's options, it changes it."""
+    """Results on a disk with room for the warm start and little else; called with mount's options, it changes
+    it."""
     results = checkout / "results"
     results.rename(checkout / "made")
     results.mkdir()

@@ -1,4 +1,5 @@
-"""What the house promises of itself: sizes, and what `import ftis` costs. Which room imports which is in `make lint`."""
+"""What the house promises of itself: sizes, and what `import ftis` costs. Which room imports which is in
+`make lint`."""
 
 import ast
 import io
@@ -60,7 +61,8 @@ def test_no_file_is_long():
 
 
 def test_the_core_can_be_read_at_one_sitting():
-    """At most 2,500 lines of code. Its docstrings, comments and blank lines come on top: `wc -l` says a good 3,000."""
+    """At most 2,500 lines of code. Its docstrings, comments and blank lines come on top: `wc -l` says a good
+    3,000."""
     assert sum(code_lines(path.read_text()) for path in CORE) <= 2500
 
 

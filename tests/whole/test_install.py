@@ -1,4 +1,5 @@
-"""What a resolver makes of the extras on each Python that the project supports: metadata alone, nothing is installed."""
+"""What a resolver makes of the extras on each Python that the project supports: metadata alone, nothing is
+installed."""
 
 import re
 import subprocess
@@ -58,7 +59,8 @@ def test_vllm_beside_the_slurm_plugin():
 
 @pytest.mark.parametrize("python", ["3.11", "3.12"])
 def test_older_pythons_are_told(python):
-    """vLLM keeps numpy below 2.4 there and the plugin above: no other vLLM is taken, and none is left out in silence."""
+    """vLLM keeps numpy below 2.4 there and the plugin above: no other vLLM is taken, and none is left out in
+    silence."""
     found = resolve(python, "--extra", "slurm", "--extra", "vllm", "pyproject.toml")
     if isinstance(found, dict):  # once vLLM's own dependencies allow it
         assert found["vllm"] == "0.32.0"

@@ -13,7 +13,8 @@ def test_every_runs_recipe_is_the_pinned_one():
 
 
 def test_the_smoke_tiers_numbers_are_the_pinned_ones():
-    """Of a results/smoke that `make smoke` has made here; on another processor sampling gives other completions."""
+    """Of a results/smoke that `make smoke` has made here; on another processor sampling gives other
+    completions."""
     results, pinned = ROOT / "results" / "smoke", json.loads(pins.SMOKE.read_text())
     if not all((results / "runs" / run / "final.json").exists() for run in pinned["runs"]):
         pytest.skip("the smoke tier isn't in results/ whole: make smoke")

@@ -1,5 +1,5 @@
-"""The numerical tests as another processor would run them: other instructions and threads, hence other orders of
-summation, other tiny models and other draws of theirs."""
+"""The numerical tests as another processor would run them: other instructions and threads, hence other orders
+of summation, other tiny models and other draws of theirs."""
 
 import os
 import subprocess

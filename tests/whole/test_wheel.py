@@ -40,7 +40,8 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
-    """The environment in which `ftis` is the wheel's, installed by pip, beside the packages that run these tests."""
+    """The environment in which `ftis` is the wheel's, installed by pip, beside the packages that run these
+    tests."""
     folder = tmp_path_factory.mktemp("installed")
     run(
         sys.executable,
@@ -143,8 +144,8 @@ else:
 
 @pytest.mark.long
 def test_alone_it_has_the_equations_and_the_exact_study(wheel, tmp_path):
-    """In an environment of its own: pip brings what the wheel names, and neither transformers nor Snakemake. What needs
-    them says how to get them."""
+    """In an environment of its own: pip brings what the wheel names, and neither transformers nor Snakemake.
+    What needs them says how to get them."""
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv/bin/python"
     run(

@@ -130,8 +130,8 @@ def test_unknown_names_are_errors_that_say_what_exists(plan, target, config, mes
 
 @pytest.fixture
 def made(tmp_path):
-    """Makes targets in a copy of the checkout, out of files that say nothing; then the rules that a change in a settings file
-    would run again for them."""
+    """Makes targets in a copy of the checkout, out of files that say nothing; then the rules that a change in
+    a settings file would run again for them."""
     checkout = copy_checkout(tmp_path)
 
     def call(*arguments):

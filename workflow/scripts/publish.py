@@ -4,12 +4,13 @@
     python workflow/scripts/publish.py tiny --ablations
     python workflow/scripts/publish.py exact
 
-The claims of the tier `tiny` also go into docs/results.md, between the marks <!-- claims --> and <!-- /claims -->. --ablations puts the
-tier's ablations beside what is published already, which may be of another commit: their rows name their own.
+The claims of the tier `tiny` also go into docs/results.md, between the marks <!-- claims --> and <!-- /claims
+-->. --ablations puts the tier's ablations beside what is published already, which may be of another commit:
+their rows name their own.
 
-Published results stand beside the workflow and are never a rule's output: an existing output with missing inputs
-would read as "nothing to be done". Refuses runs of several commits or of changed files, unless --mixed says that
-this is known, and any file above 500 KB.
+Published results stand beside the workflow and are never a rule's output: an existing output with missing
+inputs would read as "nothing to be done". Refuses runs of several commits or of changed files, unless --mixed
+says that this is known, and any file above 500 KB.
 """
 
 import argparse

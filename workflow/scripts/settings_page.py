@@ -1,4 +1,5 @@
-"""Write docs/settings.md: every setting of a run with its type, default and meaning, from the classes that read them.
+"""Write docs/settings.md: every setting of a run with its type, default and meaning, from the classes that
+read them.
 
 python workflow/scripts/settings_page.py          # or: make schemas
 """

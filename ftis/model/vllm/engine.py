@@ -1,8 +1,8 @@
 """A vLLM engine in a process of its own, and the pipe over which it is asked.
 
-vLLM initialises torch.distributed, reseeds torch, freezes the number of threads of its process, and has one engine
-with sleep mode a process. In a child of its own it leaves the trainer alone, each node of a run can have one under
-any transport, and nothing but this file imports vLLM.
+vLLM initialises torch.distributed, reseeds torch, freezes the number of threads of its process, and has one
+engine with sleep mode a process. In a child of its own it leaves the trainer alone, each node of a run can
+have one under any transport, and nothing but this file imports vLLM.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ CPU_ENGINE = {
     "kv_cache_memory_bytes": 2 << 30,
     # Compiling takes longer than it saves.
     "enforce_eager": True,
-    # A prompt read in parts has its draw taken back, which a CPU's random generator can't do: vLLM would crash.
+    # A prompt read in parts has its draw taken back, which a CPU's random generator can't do: vLLM would
+    # crash.
     "enable_chunked_prefill": False,
 }
 """Of vLLM on a CPU."""
@@ -49,11 +50,13 @@ Answer = tuple[np.ndarray, np.ndarray, bool]
 
 
 NEIGHBOUR = ("Memory usage increased after sleeping", "Error in memory profiling")
-"""What vLLM says where the card's free memory changes while it looks: another process took or gave back some."""
+"""What vLLM says where the card's free memory changes while it looks: another process took or gave back
+some."""
 
 
 class EngineError(UserError):
-    """What went wrong in the engine's process, and where to look: mostly memory, or a model that vLLM can't run."""
+    """What went wrong in the engine's process, and where to look: mostly memory, or a model that vLLM can't
+    run."""
 
     def __init__(self, what: str):
         remedy = (
@@ -79,9 +82,9 @@ class Engine:
         gpu: str | None,
         gpu_share: float | None,
     ):
-        """options: of `vllm.LLM`; vocab_size: ids below it are sampled and share the softmax; threads: on a CPU; gpu:
-        CUDA_VISIBLE_DEVICES, None as it is; gpu_share: of a GPU's memory, where a trainer has the rest. Raises
-        EngineError where vLLM can't run the model.
+        """options: of `vllm.LLM`; vocab_size: ids below it are sampled and share the softmax; threads: on a
+        CPU; gpu: CUDA_VISIBLE_DEVICES, None as it is; gpu_share: of a GPU's memory, where a trainer has the
+        rest. Raises EngineError where vLLM can't run the model.
         """
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
@@ -107,7 +110,8 @@ class Engine:
         self._call("wake")
 
     def load(self, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:
-        """Take up tensors under their checkpoint names, as `dtype`: whole layers of vLLM, which fuses matrices."""
+        """Take up tensors under their checkpoint names, as `dtype`: whole layers of vLLM, which fuses
+        matrices."""
         try:
             self.pipe.send(("load", ()))
             self.writer.write(weights, dtype, self._answer)
@@ -196,8 +200,8 @@ class _Served:
     def sample(self, jobs, top_k, stop_ids) -> list[Answer]:
         from vllm import SamplingParams
 
-        # What an earlier call left would decide which prompts are read again, and so the last bits of a log-prob:
-        # a run that goes on from a checkpoint has no earlier call.
+        # What an earlier call left would decide which prompts are read again, and so the last bits of a
+        # log-prob: a run that goes on from a checkpoint has no earlier call.
         self.llm.reset_prefix_cache()
         params = [
             SamplingParams(
@@ -219,9 +223,9 @@ class _Served:
 
     def sleep(self) -> None:
         if self.sleeps:
-            # Level 2 would spare the copy of the weights that level 1 keeps in the machine's memory, of which a full
-            # push needs none. But it is reported to leave wrong weights (vllm-project/vllm#29341), which only a GPU
-            # could show.
+            # Level 2 would spare the copy of the weights that level 1 keeps in the machine's memory, of which
+            # a full push needs none. But it is reported to leave wrong weights (vllm-project/vllm#29341),
+            # which only a GPU could show.
             self.llm.sleep(level=1)
 
     def wake(self) -> None:

@@ -1,8 +1,8 @@
 """Weights on their way to an engine's process: through a block of memory that both processes have mapped.
 
-The block belongs to no file (`memfd_create`, Linux): it has no name that could be left behind, not the size limit of
-/dev/shm (64 MB in many containers), and goes with the two processes. It stays between pushes, since fresh pages cost
-more than the copies. Over the pipe go names, types, shapes and places alone.
+The block belongs to no file (`memfd_create`, Linux): it has no name that could be left behind, not the size
+limit of /dev/shm (64 MB in many containers), and goes with the two processes. It stays between pushes, since
+fresh pages cost more than the copies. Over the pipe go names, types, shapes and places alone.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ class Writer:
     def write(
         self, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, wait: Callable[[], object]
     ) -> None:
-        """Hand over named tensors of any device, as `dtype`. The next call is allowed when the reader has them all.
+        """Hand over named tensors of any device, as `dtype`. The next call is allowed when the reader has
+        them all.
 
-        wait() returns when the reader has answered that it has read a full block. Raises ConnectionError where the
-        other process is gone.
+        wait() returns when the reader has answered that it has read a full block. Raises ConnectionError
+        where the other process is gone.
         """
         end = 0
         for name, tensor in weights:
@@ -76,8 +77,8 @@ class Reader:
         self.block: mmap.mmap | None = None
 
     def read(self) -> Iterator[tuple[str, Tensor]]:
-        """The named tensors of one `write`, on the CPU. They are copies: vLLM keeps a tensor until its layer is
-        complete, and by then other weights may stand in the block."""
+        """The named tensors of one `write`, on the CPU. They are copies: vLLM keeps a tensor until its layer
+        is complete, and by then other weights may stand in the block."""
         while (found := self.pipe.recv()) is not None:
             if found == FULL:
                 self.pipe.send((True, None))

@@ -1,4 +1,5 @@
-"""Sampling with vLLM, behind the protocol of `ftis.model.sampler`. vLLM itself lives in `ftis.model.vllm.engine`."""
+"""Sampling with vLLM, behind the protocol of `ftis.model.sampler`. vLLM itself lives in
+`ftis.model.vllm.engine`."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ BATCHED_TOKENS = 8192
 
 
 def require_vllm() -> None:
-    """Raise a UserError where vLLM isn't installed, or not in the version whose insides `ftis.model.vllm.engine` knows;
-    without importing it."""
+    """Raise a UserError where vLLM isn't installed, or not in the version whose insides
+    `ftis.model.vllm.engine` knows; without importing it."""
     if importlib.util.find_spec("vllm") is None:
         raise UserError(
             f"vLLM can't be imported (it isn't installed); install it ({INSTALL}), or take the backend transformers"
@@ -49,15 +50,15 @@ def require_vllm() -> None:
 class VllmSampler:
     """Samples with vLLM from a model folder or hub name, its tokens' log-probs taken after the temperature.
 
-    Prompts and completions are token ids. The checkpoint's generation_config (penalties, top-k) is ignored, ids
-    beyond the tokenizer are never sampled, and each completion has a seed of its own, made of its key: the same key
-    gives the same completion, though not the one that `TransformersSampler` would draw.
+    Prompts and completions are token ids. The checkpoint's generation_config (penalties, top-k) is ignored,
+    ids beyond the tokenizer are never sampled, and each completion has a seed of its own, made of its key:
+    the same key gives the same completion, though not the one that `TransformersSampler` would draw.
 
-    With a `policy` it samples from that policy's weights, which it takes up after each update: all of a model that
-    is trained whole, and of one with an adapter the layers that the adapter changes, merged. They go through memory
-    of the machine (`ftis.model.vllm.push`), from a GPU too, in `compute_dtype`. On a GPU the engine then has
-    `gpu_share` of the policy's own card and sleeps during the update; that has not been run yet, since no GPU was at
-    hand.
+    With a `policy` it samples from that policy's weights, which it takes up after each update: all of a model
+    that is trained whole, and of one with an adapter the layers that the adapter changes, merged. They go
+    through memory of the machine (`ftis.model.vllm.push`), from a GPU too, in `compute_dtype`. On a GPU the
+    engine then has `gpu_share` of the policy's own card and sleeps during the update; that has not been run
+    yet, since no GPU was at hand.
     """
 
     def __init__(
@@ -71,11 +72,12 @@ class VllmSampler:
         policy: Policy | None = None,
         gpu_share: float | None = None,
     ):
-        """max_length: tokens of the longest prompt with its completion; max_batch: sequences at a time; policy: its
-        initial weights are those of `model`."""
+        """max_length: tokens of the longest prompt with its completion; max_batch: sequences at a time;
+        policy: its initial weights are those of `model`."""
         require_vllm()
         self.model, self.policy, self.dtype = model, policy, getattr(torch, compute_dtype)
-        # Measured on a CPU: 1e-4 in float32. A GPU's kernels and bfloat16 differ by more, a wrong weight by nats.
+        # Measured on a CPU: 1e-4 in float32. A GPU's kernels and bfloat16 differ by more, a wrong weight by
+        # nats.
         self.tolerance = 1e-2 if compute_dtype == "float32" else 1.0
         source, extra = model_source(model, revision)
         with tempfile.TemporaryDirectory() as scratch:
@@ -146,9 +148,9 @@ class VllmSampler:
 
 @torch.no_grad()
 def changed_weights(policy: Policy) -> Iterator[tuple[str, Tensor]]:
-    """What training changes, under the checkpoint's names: every weight, or with an adapter those of the blocks
-    (attention, MLP) that it adapts, since vLLM fuses matrices of a block. An adapter is added to its matrix in
-    float32, and the policy's own weights stay as they are.
+    """What training changes, under the checkpoint's names: every weight, or with an adapter those of the
+    blocks (attention, MLP) that it adapts, since vLLM fuses matrices of a block. An adapter is added to its
+    matrix in float32, and the policy's own weights stay as they are.
     """
     if policy.causal_lm is policy.model:
         yield from policy.model.named_parameters()

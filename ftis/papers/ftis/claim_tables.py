@@ -1,4 +1,5 @@
-"""The verdicts on the paper's ten claims as files: `claims.csv`, `claims_components.csv` and `claims.tex` of a tier."""
+"""The verdicts on the paper's ten claims as files: `claims.csv`, `claims_components.csv` and `claims.tex` of
+a tier."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ COMPONENT_COLUMNS = [
 
 
 def _note(parts: Sequence[Component], chosen: Component, found: str, shares: Mapping[str, float]) -> str:
-    """What is missing, what a failure means, and how much the filter of the runs dropped (`filtered_shares`)."""
+    """What is missing, what a failure means, and how much the filter of the runs dropped
+    (`filtered_shares`)."""
     missing = list(dict.fromkeys(text for part in parts for text in part.missing))
     said = []
     if missing:

@@ -1,7 +1,8 @@
-"""The paper's first nine claims as tests: functions of measures (`ftis.papers.ftis.measures`) that list components.
+"""The paper's first nine claims as tests: functions of measures (`ftis.papers.ftis.measures`) that list
+components.
 
-`ftis.study.verdicts` makes verdicts of them. Claims are fixed here, windows with the measures, the margin and levels
-with the verdicts; nothing sets them from outside. docs/claims.md explains.
+`ftis.study.verdicts` makes verdicts of them. Claims are fixed here, windows with the measures, the margin and
+levels with the verdicts; nothing sets them from outside. docs/claims.md explains.
 """
 
 from __future__ import annotations

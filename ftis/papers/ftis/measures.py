@@ -55,7 +55,8 @@ def values(tables: Mapping[str, pd.DataFrame], decoding: str = "sampled") -> Val
 
 
 def filtered_shares(tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
-    """By cell with a filter: the mean share of foreign samples that it dropped, over iterations, nodes and seeds."""
+    """By cell with a filter: the mean share of foreign samples that it dropped, over iterations, nodes and
+    seeds."""
     steps = frame(tables, "training", ["run", "node", "filtered_foreign"]).dropna(subset="filtered_foreign")
     runs = grid_runs(tables)
     runs = runs[runs["method"].isin([name for name, method in METHODS.items() if method.filtered])]

@@ -1,7 +1,7 @@
 """The paper's report of a tier: what the paper says, set beside what the tier shows.
 
-It is a function of `paper_figures/{tier}` (and `paper_figures/exact`) alone, so it can be made again from published
-results. Every input may be missing; its place then says how to make it.
+It is a function of `paper_figures/{tier}` (and `paper_figures/exact`) alone, so it can be made again from
+published results. Every input may be missing; its place then says how to make it.
 """
 
 from __future__ import annotations
@@ -132,7 +132,8 @@ def accuracies(source: Source) -> list[Block]:
 
 
 def table2_cells(row: Any, by: str = "") -> list[str]:
-    """Our accuracies alone and under F-TIS, the gain and its interval; `by` starts the columns of another grader."""
+    """Our accuracies alone and under F-TIS, the gain and its interval; `by` starts the columns of another
+    grader."""
     alone, ftis, gain, low, high = (
         getattr(row, f"{by}{name}")
         for name in ("alone", "ftis", "difference", "difference_low", "difference_high")

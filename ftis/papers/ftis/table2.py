@@ -21,11 +21,11 @@ from ftis.suite.suite import Suite
 def table2(scores: pd.DataFrame) -> pd.DataFrame:
     """Table 2: out-of-distribution accuracy alone and under vertical F-TIS, the paper's beside ours.
 
-    One row a (pair, model) that `scores` has an F-TIS run of, in the paper's order. Ours is over the
-    seeds that both runs have, so the difference is paired by seed; its interval is the 95 % t-interval
-    (empty for one seed), sd the sample standard deviation. Fractions, and the same in percent with one
-    decimal in the columns that end in `_pct`. Columns that start with `math_verify_` are ours by math-verify's
-    own verdict; they are there if the scores have it.
+    One row a (pair, model) that `scores` has an F-TIS run of, in the paper's order. Ours is over the seeds
+    that both runs have, so the difference is paired by seed; its interval is the 95 % t-interval (empty for
+    one seed), sd the sample standard deviation. Fractions, and the same in percent with one decimal in the
+    columns that end in `_pct`. Columns that start with `math_verify_` are ours by math-verify's own verdict;
+    they are there if the scores have it.
     """
     published = paper_values()
     values = published.set_index(["artefact", "pair", "role", "quantity"])["value"]
@@ -81,7 +81,8 @@ def table2(scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def _paired(alone: pd.Series, ftis: pd.Series) -> dict[str, float]:
-    """Accuracies by seed: their means, standard deviations, and the mean difference with its 95 % interval."""
+    """Accuracies by seed: their means, standard deviations, and the mean difference with its 95 %
+    interval."""
     gain = ftis - alone
     low, high = t_interval(gain)
     return {

@@ -15,11 +15,11 @@ TRAFFIC = (10, "8 bytes a token", "about 8 bytes a token: id and log-prob")
 def traffic(tables: Mapping[str, pd.DataFrame]) -> dict[str, object]:
     """Claim 10, exact: 8 bytes a token for each of a node's peers are enough, in every run.
 
-    The effect is bytes sent / (tokens generated x peers) over all runs, low and high its range over nodes. With
-    compressed messages it is below 8 with everything, and the claim holds. Plain ones are above it by what a
-    message and a completion cost whatever their length. That part is the same in each iteration of a run, so
-    the slope of bytes over tokens is the cost of a token, which may then be 8, within 0.01. Where iterations
-    don't tell (their table is missing), an effect up to 10 % above 8 has to do.
+    The effect is bytes sent / (tokens generated x peers) over all runs, low and high its range over nodes.
+    With compressed messages it is below 8 with everything, and the claim holds. Plain ones are above it by
+    what a message and a completion cost whatever their length. That part is the same in each iteration of a
+    run, so the slope of bytes over tokens is the cost of a token, which may then be 8, within 0.01. Where
+    iterations don't tell (their table is missing), an effect up to 10 % above 8 has to do.
     """
     runs = grid_runs(tables)
     runs["peers"] = runs.groupby("run")["node"].transform("count") - 1

@@ -14,12 +14,12 @@ _OUTSIDE = ("203.0.113.1", "2001:db8::1")
 
 
 def reachable_host(given: str | None = None) -> str:
-    """The address under which other machines reach this process: the one given, else the Slurm node's or the machine's
-    name where it leads to more than this machine itself (Debian has it lead to 127.0.1.1), else the address of
-    the default route, else the machine's name.
+    """The address under which other machines reach this process: the one given, else the Slurm node's or the
+    machine's name where it leads to more than this machine itself (Debian has it lead to 127.0.1.1), else the
+    address of the default route, else the machine's name.
 
-    Raises UserError where the result is this machine's loopback address, and Slurm or torchrun say that the job has
-    several machines: the other processes would wait for this one in vain.
+    Raises UserError where the result is this machine's loopback address, and Slurm or torchrun say that the
+    job has several machines: the other processes would wait for this one in vain.
     """
     name = socket.gethostname()
     names = [os.environ.get("SLURMD_NODENAME"), name]
@@ -27,7 +27,8 @@ def reachable_host(given: str | None = None) -> str:
     machines = _machines()
     if machines > 1 and _is_loopback(host):
         raise UserError(
-            f"--host: {host!r} is the loopback address, which no other machine reaches, and the job has {machines} of "
+            f"--host: {host!r} is the loopback address, which no other machine reaches, and the job has "
+            f"{machines} of "
             "them; give this machine's address in the network that they share"
         )
     return host

@@ -57,8 +57,8 @@ class _Child:
 
 
 def launch(config: RunConfig, out: str | Path, job: bool = False) -> RunFolder:
-    """Run `config` in the folder `out` with a process for each node, going on from the newest iteration that all
-    have a checkpoint of. Leaves the same files as `ftis.runs.train.train`.
+    """Run `config` in the folder `out` with a process for each node, going on from the newest iteration that
+    all have a checkpoint of. Leaves the same files as `ftis.runs.train.train`.
 
     `job` is as in `ftis.runs.train.train`.
     Raises UserError with the nodes' own words where the run isn't finished. A node that is lost on the way
@@ -100,8 +100,8 @@ def launch(config: RunConfig, out: str | Path, job: bool = False) -> RunFolder:
 
 
 def _unfinished(why: str, failed: list[_Child]) -> UserError:
-    """The error of a run that its nodes didn't finish. It is bad input where each that ended by itself says so; one that
-    was killed or broke off may live another time."""
+    """The error of a run that its nodes didn't finish. It is bad input where each that ended by itself says
+    so; one that was killed or broke off may live another time."""
     ended = [child.process.returncode for child in failed if not child.stopped]
     kind = UserError if ended and set(ended) == {UserError.exit_code} else Interrupted
     return kind("\n".join([f"the run is not finished: {why}", *(child.ending() for child in failed)]))

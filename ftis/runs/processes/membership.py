@@ -21,8 +21,8 @@ class LeftOut(Interrupted):
 class Roll:
     """The nodes that were left out since the run was (re)started, and those that were out `before`.
 
-    Entries are only ever added to the file: those in its first `earlier` bytes are of earlier starts. Nobody removes
-    them, since a node that starts can't be sure that no other is reading them.
+    Entries are only ever added to the file: those in its first `earlier` bytes are of earlier starts. Nobody
+    removes them, since a node that starts can't be sure that no other is reading them.
     """
 
     def __init__(self, path: Path, node: int, before: Lost, earlier: int = 0):
@@ -58,8 +58,8 @@ class Roll:
 def agree(offers: Mapping[int, Sequence[tuple[int, Lost]]]) -> tuple[int, dict[int, int]]:
     """Where to go on from: the iteration and who is out by then.
 
-    `offers` holds for each node its checkpoints as (iteration, who was out when it was made). An iteration will
-    do when every node offers it, apart from those that were out. Most nodes count first, then the newest
+    `offers` holds for each node its checkpoints as (iteration, who was out when it was made). An iteration
+    will do when every node offers it, apart from those that were out. Most nodes count first, then the newest
     iteration: a loss just before the end of everything is undone by going back to before it. Where none will
     do, everybody begins anew, at iteration 0.
     """

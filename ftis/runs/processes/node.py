@@ -1,7 +1,7 @@
 """One node of a run in a process of its own.
 
-Its checkpoints and metrics lie in state/node{k}/ of the run's folder, which all nodes of the run share. It trains
-as in `ftis.runs.train`, with peers that may be lost; the first of those that remain publishes the run.
+Its checkpoints and metrics lie in state/node{k}/ of the run's folder, which all nodes of the run share. It
+trains as in `ftis.runs.train`, with peers that may be lost; the first of those that remain publishes the run.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ JOIN_S = 1800.0
 
 
 def train_launched(config: RunConfig, out: Path, node: int, launcher: int, reports: int) -> None:
-    """`train_node` in a process that `ftis.runs.processes.launch` started: it ends with the process `launcher`, which holds the
-    run's lock and reads JSON lines from the descriptor `reports`."""
+    """`train_node` in a process that `ftis.runs.processes.launch` started: it ends with the process
+    `launcher`, which holds the run's lock and reads JSON lines from the descriptor `reports`."""
     die_with(launcher)
     with open(reports, "w") as pipe:
 
@@ -46,8 +46,8 @@ def train_launched(config: RunConfig, out: Path, node: int, launcher: int, repor
 
 
 def train_alone(config: RunConfig, out: Path, node: int, host: str, job: bool = False) -> None:
-    """`train_node` in a process that was started singly, by hand, srun or torchrun. `job`: a run of the grid, which
-    starts over checkpoints of other settings."""
+    """`train_node` in a process that was started singly, by hand, srun or torchrun. `job`: a run of the grid,
+    which starts over checkpoints of other settings."""
     with state.run_lock(out / "state", shared=True):
         train_node(config, out, node, host, job=job)
 
@@ -60,11 +60,12 @@ def train_node(
     report: Callable[..., None] = lambda **_: None,
     job: bool = False,
 ) -> None:
-    """Train node `node` of `config` in the run's folder `out`, together with the processes of the other nodes.
+    """Train node `node` of `config` in the run's folder `out`, together with the processes of the other
+    nodes.
 
-    `host` is the address under which the others reach this process. `report` is called with what a launcher may
-    show: first=N when all have met, then step=, reward= and lost= after each iteration. The caller holds the
-    run's lock. Raises LeftOut where the others went on without this node.
+    `host` is the address under which the others reach this process. `report` is called with what a launcher
+    may show: first=N when all have met, then step=, reward= and lost= after each iteration. The caller holds
+    the run's lock. Raises LeftOut where the others went on without this node.
     """
     run = RunFolder(out)
     shared, kept = run.state, run.node_state(node)
@@ -97,7 +98,8 @@ def train_node(
             done, before = agree({k: f.checkpoints for k, f in everyone.items()})
             if not done and checkpoints:
                 log.warning(
-                    "node %d: no iteration has a checkpoint of every node; %d are removed, and the run starts over",
+                    "node %d: no iteration has a checkpoint of every node; %d are removed, and the run "
+                    "starts over",
                     node, len(checkpoints),
                 )  # fmt: skip
             report(first=done)
@@ -122,11 +124,12 @@ def train_node(
 
 
 def _refuse_late(run: RunFolder, node: int, nodes: int) -> None:
-    """Raise UserError where other nodes train already, which they don't before they have met every node: they have
-    lost an earlier process of this one, and wait for none."""
+    """Raise UserError where other nodes train already, which they don't before they have met every node: they
+    have lost an earlier process of this one, and wait for none."""
     if any(state.is_training(run.node_state(k)) for k in range(nodes) if k != node):
         raise UserError(
-            f"{run.path}: the run goes on without node {node}; wait for its end, or stop the other nodes and then start "
+            f"{run.path}: the run goes on without node {node}; wait for its end, or stop the other nodes and "
+            "then start "
             "all nodes again"
         )
 
@@ -150,7 +153,8 @@ def _finish(swarm: Swarm, run: RunFolder, roll: Roll, report: Callable[..., None
 
 
 def merge_metrics(shared: Path, nodes: int, lost: Mapping[int, int]) -> str:
-    """The nodes' metrics as one file: a line an iteration, with those that were there; seconds are of the slowest.
+    """The nodes' metrics as one file: a line an iteration, with those that were there; seconds are of the
+    slowest.
 
     A line without all of them says who is `lost`.
     """
@@ -182,6 +186,7 @@ def _check_same_tokenizer(everyone: Mapping[int, Facts], config: RunConfig) -> N
     for k in sorted(everyone):
         if everyone[k].tokenizer != everyone[0].tokenizer:
             raise UserError(
-                f"nodes.{k}.model: the tokenizer of {config.nodes[k].model} differs from that of nodes.0; nodes "
+                f"nodes.{k}.model: the tokenizer of {config.nodes[k].model} differs from that of nodes.0; "
+                "nodes "
                 "exchange token ids and must share one"
             )

@@ -3,8 +3,8 @@
 Each node listens, and puts its address and a fresh secret into the run's folder, readable by its owner only.
 A node calls those before it and answers those after it, so that every pair ends with one TCP connection. Both
 sides prove that they can read the folder: the caller by an HMAC under the secret over the other's challenge,
-the called by one over the caller's. The run's id is part of both. Then each tells the facts that all must agree
-on, as JSON. Connections are neither encrypted nor signed afterwards: use a network that you trust.
+the called by one over the caller's. The run's id is part of both. Then each tells the facts that all must
+agree on, as JSON. Connections are neither encrypted nor signed afterwards: use a network that you trust.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Facts:
     checkpoints: tuple[tuple[int, dict[int, int]], ...]
     """(iteration, who was out by then) of its sound checkpoints."""
     roll_bytes: int
-    """Size of the roll (`ftis.runs.processes.membership`) when it started: what is there is of earlier starts."""
+    """Size of the roll (`ftis.runs.processes.membership`) when it started: what is there is of earlier
+    starts."""
 
 
 _FACTS = TypeAdapter(Facts)
@@ -65,10 +66,11 @@ def address_file(folder: Path, node: int) -> Path:
 def join(
     folder: Path, node: int, nodes: int, run: bytes, facts: Facts, host: str, timeout: float
 ) -> dict[int, tuple[socket.socket, Facts]]:
-    """Meet the other `nodes` - 1 nodes of the run whose state is in `folder`: a connection and the facts of each.
+    """Meet the other `nodes` - 1 nodes of the run whose state is in `folder`: a connection and the facts of
+    each.
 
-    `host` is the address under which the others reach this process; `run` the run's id, 8 bytes. Raises UserError
-    where a node doesn't come within `timeout` seconds, or this one can't listen on `host`.
+    `host` is the address under which the others reach this process; `run` the run's id, 8 bytes. Raises
+    UserError where a node doesn't come within `timeout` seconds, or this one can't listen on `host`.
     """
     end = time.monotonic() + timeout
     secret = secrets.token_bytes(32)
@@ -78,7 +80,8 @@ def join(
         server = socket.create_server((host, 0), family=family, backlog=nodes)
     except OSError as error:
         raise UserError(
-            f"--host: can't listen on {host!r} ({error.strerror}); give an address of this machine that the other "
+            f"--host: can't listen on {host!r} ({error.strerror}); give an address of this machine that the "
+            "other "
             "nodes can reach"
         ) from None
     file = address_file(folder, node)

@@ -1,8 +1,8 @@
 """Messages between processes, over TCP.
 
-Why TCP and not torch.distributed: messages are bytes on the CPU, each goes to every other node once, and nodes
-may be lost. A gloo or nccl group is lost with any of its members, and its collectives need every size in advance;
-a connection a pair loses one peer and nothing else, as soon as that peer's process ends.
+Why TCP and not torch.distributed: messages are bytes on the CPU, each goes to every other node once, and
+nodes may be lost. A gloo or nccl group is lost with any of its members, and its collectives need every size
+in advance; a connection a pair loses one peer and nothing else, as soon as that peer's process ends.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ class SocketTransport:
     """One node in this process, a TCP connection to each other.
 
     Nothing but messages goes over a connection, so a header, which tells its message's size, follows each
-    message. Bytes move during `post` and `collect` only: a node that computes lets the others wait, which they
-    do anyway, and holds no more than one message of each. `most_bytes` bounds a message before it is read.
-    A peer that closes its connection, sends what isn't a message or lets a deadline pass is left out for good.
+    message. Bytes move during `post` and `collect` only: a node that computes lets the others wait, which
+    they do anyway, and holds no more than one message of each. `most_bytes` bounds a message before it is
+    read. A peer that closes its connection, sends what isn't a message or lets a deadline pass is left out
+    for good.
     """
 
     def __init__(

@@ -107,7 +107,8 @@ def case_groups(
 ) -> list[tuple[Moments, int]]:
     """The groups of an update with how many of each, own ones first.
 
-    seen: moments of groups that one node samples, by (objective, node); cases share them, and they are added to.
+    seen: moments of groups that one node samples, by (objective, node); cases share them, and they are added
+    to.
 
     gens: token log-probs (S, L) of the foreign nodes. Vertical: prompts / nodes groups of G each node.
     Horizontal: as many groups as prompts, G / nodes completions from each node.

@@ -1,11 +1,11 @@
 """A policy small enough to enumerate, and the exact mean and variance of a group's GRPO update.
 
-A policy is a table of logits, one row a prefix; completions have L tokens of a vocabulary of V, some of
-them are right (reward 1). The update of each completion comes from `ftis.method.objective.grpo_loss`, the code
-that trains; this module only takes its expectation. That is exact because rewards are binary: the
-advantage of a completion depends on the others of its group through the number of their successes alone,
-which is a sum of binomials, and given the rewards completions are independent. It is quick because an
-advantage's sign is that of the reward, and the update is in proportion to its size.
+A policy is a table of logits, one row a prefix; completions have L tokens of a vocabulary of V, some of them
+are right (reward 1). The update of each completion comes from `ftis.method.objective.grpo_loss`, the code
+that trains; this module only takes its expectation. That is exact because rewards are binary: the advantage
+of a completion depends on the others of its group through the number of their successes alone, which is a sum
+of binomials, and given the rewards completions are independent. It is quick because an advantage's sign is
+that of the reward, and the update is in proportion to its size.
 
 Shapes: S = V^L completions, L tokens, H prefixes of length < L, G completions a group. Policies are
 (H, V) float64 logits, log-probs (S, L) and distances in nats. An "update" is the direction of ascent.
@@ -192,7 +192,8 @@ def group_moments(
     for k, part in enumerate(parts):
         weights_SL = update_weights(objective, problem, part)
         drawn_SL = weights_SL * part.logp_gen.sum(-1).exp()[:, None]
-        # (2, H, V): the mean update of a completion by its reward, for an advantage of size 1, times P(reward).
+        # (2, H, V): the mean update of a completion by its reward, for an advantage of size 1, times
+        # P(reward).
         by_reward = score_sum(problem, torch.stack([drawn_SL * (right == r)[:, None] for r in (0, 1)]))
         means.append(by_reward)
         rest = others(k)

@@ -1,4 +1,5 @@
-"""The exact study's findings: numbers to be quoted, each computed from its tables, and their standard errors."""
+"""The exact study's findings: numbers to be quoted, each computed from its tables, and their standard
+errors."""
 
 from __future__ import annotations
 
@@ -116,10 +117,11 @@ def findings(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 
 
 def standard_errors(rows: Mapping[str, pd.DataFrame], found: pd.DataFrame) -> list[float]:
-    """Of each finding over problems, by the jackknife: from the same finding with each problem left out in turn.
+    """Of each finding over problems, by the jackknife: from the same finding with each problem left out in
+    turn.
 
-    rows: the tables by problem. nan of one problem, of a choice (the best g), and where leaving a problem out changes
-    what is named or makes it infinite.
+    rows: the tables by problem. nan of one problem, of a choice (the best g), and where leaving a problem out
+    changes what is named or makes it infinite.
     """
     problems = sorted(set().union(*(table["problem"] for table in rows.values())))
     count = len(problems)

@@ -17,8 +17,8 @@ from ftis.study.style import STYLE, rendered
 
 
 def make_exact(out: Path) -> None:
-    """Write the means over problems of each of TABLES, exact_findings.csv (`findings`, and se, their standard errors
-    over problems), the figures and provenance.json, what they were made with, into `out`."""
+    """Write the means over problems of each of TABLES, exact_findings.csv (`findings`, and se, their standard
+    errors over problems), the figures and provenance.json, what they were made with, into `out`."""
     made = json.dumps(provenance(), indent=1) + "\n"  # at the start: of the code that runs
     rows = {name: compute() for name, (compute, *_) in TABLES.items()}
     tables = {name: over_problems(rows[name], keys, spread) for name, (_, keys, spread) in TABLES.items()}

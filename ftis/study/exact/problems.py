@@ -21,7 +21,8 @@ DISTANCES = (0.0, 0.03, 0.1, 0.3, 0.6, 1.0, 2.0, 4.0)
 """True KL(gen || theta) over a completion, nats; a completion has LENGTH tokens, so 1 is 0.25 a token,
 as 50 is at 200 tokens."""
 KINDS = ("weaker", "peer", "stronger", "hard")
-"""What the foreign node is to the learner, see `expert`. hard: stronger, on a prompt the learner rarely solves."""
+"""What the foreign node is to the learner, see `expert`. hard: stronger, on a prompt the learner rarely
+solves."""
 CHANCES = {"hard": (0.02, 0.05)}
 USUAL = (0.2, 0.5)
 """Range that the learner's chance of a right completion is drawn from."""

@@ -1,7 +1,7 @@
 """The exact study's tables: bias, variance and worth of each method's update over the distance between nodes.
 
-Nothing here is sampled: `ftis.study.exact.enumerable` takes the expectation of the shipped objective over every
-completion of a small policy. Rows are by problem; `over_problems` takes their means.
+Nothing here is sampled: `ftis.study.exact.enumerable` takes the expectation of the shipped objective over
+every completion of a small policy. Rows are by problem; `over_problems` takes their means.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ SPREAD = ("cosine", "relative_bias", "progress_lr", "progress_norm")
 
 
 def study() -> pd.DataFrame:
-    """One row a (problem, case, kind, distance): KEYS, READ, p_theta and p_gen (chance of a right completion of the
-    learner and of the first foreign node), and the `measures`."""
+    """One row a (problem, case, kind, distance): KEYS, READ, p_theta and p_gen (chance of a right completion
+    of the learner and of the first foreign node), and the `measures`."""
     everything, rows, own, last = cases(), [], {}, None
     for number, problem, kind, distance, logits in instances():
         gens = [token_logps(problem, gen) for gen in logits]
@@ -89,11 +89,11 @@ def kl_study() -> pd.DataFrame:
 
 
 def halves_study() -> pd.DataFrame:
-    """What foreign successes and foreign failures are each good for: one row a (problem, kind, distance, method,
-    left_out).
+    """What foreign successes and foreign failures are each good for: one row a (problem, kind, distance,
+    method, left_out).
 
-    left_out: the foreign completions without an update: none, failures or successes (their rewards still count in the
-    advantages). Columns: `measures`, of which foreign_cosine is that of what is left.
+    left_out: the foreign completions without an update: none, failures or successes (their rewards still
+    count in the advantages). Columns: `measures`, of which foreign_cosine is that of what is left.
     """
     rows = []
     for number, problem, kind, distance, (logits, _) in instances():
@@ -124,4 +124,5 @@ TABLES = {
     ),
     "exact_training": (training_study, ("kind", "start", "method", "node", "step"), ("reward",)),
 }
-"""By name: what computes its rows, which columns tell them apart beside the problem, and which get quartiles."""
+"""By name: what computes its rows, which columns tell them apart beside the problem, and which get
+quartiles."""

@@ -36,8 +36,8 @@ def glance(source: Source) -> list[Block]:
 def read_claims(
     source: Source, file: str = "claims.csv", more: tuple[str, ...] = ("statement",)
 ) -> pd.DataFrame:
-    """Claims or their components, effects as text in `measured`, `range` (the simultaneous interval where there
-    is one) and `greedy`, accuracies in points; `needed`: how many seeds for which verdict."""
+    """Claims or their components, effects as text in `measured`, `range` (the simultaneous interval where
+    there is one) and `greedy`, accuracies in points; `needed`: how many seeds for which verdict."""
     table = source.csv(file, ["claim", "verdict", "effect", "low", "high", *more])
     unit = table["unit"].fillna("") if "unit" in table else pd.Series("accuracy", index=table.index)
     for name in ("low", "high"):

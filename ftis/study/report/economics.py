@@ -38,7 +38,8 @@ def economics_figure(source: Source, name: str) -> list[Block]:
 
 
 def joining(source: Source) -> list[Block]:
-    """What a node gains and pays by joining, per set-up; the meaning of columns is in `ftis.study.economics`."""
+    """What a node gains and pays by joining, per set-up; the meaning of columns is in
+    `ftis.study.economics`."""
     gains = ("gain", "gain_equal_tokens", "gain_equal_seconds")
     spans = [f"{name}{end}" for name in gains for end in ("", "_low", "_high")]
     costs = ["alone_tokens", "swarm_tokens", "seconds_saved", "seconds_saved_low", "traffic", "break_even"]

@@ -1,4 +1,5 @@
-"""The report's section on grading: accuracy by our grader and by math-verify's own verdict, and where they differ."""
+"""The report's section on grading: accuracy by our grader and by math-verify's own verdict, and where they
+differ."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """A tier's report: one HTML file that holds everything it shows and opens without a network.
 
-A section is a list of the blocks of `ftis.study.report.parts`; `report.html.jinja` escapes their text and decides how
-they look. Which sections there are, and what they say of a paper, is that paper's: `ftis.papers.ftis.report`.
+A section is a list of the blocks of `ftis.study.report.parts`; `report.html.jinja` escapes their text and
+decides how they look. Which sections there are, and what they say of a paper, is that paper's:
+`ftis.papers.ftis.report`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ Section = tuple[str, str, list[Block]]
 
 
 def write_report(tier: str, glance: Sequence[Block], sections: Sequence[Section], out: Path) -> None:
-    """Write the page of `sections`, with `glance` above them, to `out`: the same blocks give the same bytes."""
+    """Write the page of `sections`, with `glance` above them, to `out`: the same blocks give the same
+    bytes."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,

@@ -33,7 +33,8 @@ def sympy_algebra(gold: str, answer: str, kind: str) -> bool:
 
     Rational numbers are compared exactly, others to 1,000 digits. Points are fixed rationals of both signs,
     so a verdict never depends on a draw; where roots or logarithms aren't real at some of them, the others
-    count, if there are two. Raises Unreadable for an answer that the reader refuses, and ValueError for such a gold.
+    count, if there are two. Raises Unreadable for an answer that the reader refuses, and ValueError for such
+    a gold.
     """
     import sympy
 

@@ -1,9 +1,9 @@
 r"""Are two MATH answers the same? Structure is compared by rules of our own, single expressions by algebra.
 
-An answer is read into a small tree (`tree`). Two answers are equal when their trees are: same kind,
-same brackets, same parts (in order for tuples and matrices, in any order for sets, lists and unions). Only an
-expression that isn't a plain number needs algebra (`algebra`): it is read strictly (`expressions`), and the values are
-compared exactly or to 1,000 digits.
+An answer is read into a small tree (`tree`). Two answers are equal when their trees are: same kind, same
+brackets, same parts (in order for tuples and matrices, in any order for sets, lists and unions). Only an
+expression that isn't a plain number needs algebra (`algebra`): it is read strictly (`expressions`), and the
+values are compared exactly or to 1,000 digits.
 
 Why not `math_verify.verify` on the whole text: it rounds decimals to 6 places, drops units and subscripts,
 merges boxes, reads 50, 50% and 0.5 as one number, and calls 3x+4y=1 and 3x+5y=1 equal. A wrong accept is

@@ -2,9 +2,9 @@ r"""A single LaTeX expression read into sympy, strictly: every token in its one 
 
 Why not math-verify's parser: latex2sympy2_extended 1.11.0, on which math-verify 0.9.0 stands, adds a number
 to the bracket or binomial behind it as if it were a mixed number (`3(4)` = 7, `2\binom{5}{2}` = 12), lets a
-function take the product behind it (`\ln 2 \cdot 3` = ln 6), reads `3!!` as (3!)!, `d \cdot x` as one name and
-`1/2x` as 1/(2x), and drops primes. A rewriting of the text around all that is as long as this reader.
-It reads, and never simplifies: values are sympy's.
+function take the product behind it (`\ln 2 \cdot 3` = ln 6), reads `3!!` as (3!)!, `d \cdot x` as one name
+and `1/2x` as 1/(2x), and drops primes. A rewriting of the text around all that is as long as this reader. It
+reads, and never simplifies: values are sympy's.
 
     sum      = ["+" | "-"] product {("+" | "-") product}
     product  = factor {[dot | slash] factor}

@@ -1,14 +1,16 @@
-"""math-verify's own verdict on completions, beside ours: what numbers that others made with it are compared by.
+"""math-verify's own verdict on completions, beside ours: what numbers that others made with it are compared
+by.
 
 It is what math-verify says when it is called as its users call it, with every default:
 
     verify(parse(f"${gold}$"), parse(completion))
 
 The gold is LaTeX; of the completion the whole text is parsed, so that the library finds the answer by its own
-rules (`LatexExtractionConfig` and `ExprExtractionConfig`), tag or not. One thing differs: its own time limits are
-off. They are alarms, of no use against a computation inside C, and turn giving up into "no"; here the worker
-(`ftis.tasks.grading.pool`) is killed, and giving up is `None`. An error that the library catches itself is its
-"no", as it is for its users; that includes running out of the worker's memory where it catches that.
+rules (`LatexExtractionConfig` and `ExprExtractionConfig`), tag or not. One thing differs: its own time limits
+are off. They are alarms, of no use against a computation inside C, and turn giving up into "no"; here the
+worker (`ftis.tasks.grading.pool`) is killed, and giving up is `None`. An error that the library catches
+itself is its "no", as it is for its users; that includes running out of the worker's memory where it catches
+that.
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ PAIRS_A_WORKER = 2000
 
 @dataclass(frozen=True)
 class Theirs:
-    """accepts: the verdict, None if math-verify gave none (time, memory, death); read: the text that it took for the
-    answer, cut to `LONGEST` characters, empty if it took none; reason: why there is no verdict, else empty."""
+    """accepts: the verdict, None if math-verify gave none (time, memory, death); read: the text that it took
+    for the answer, cut to `LONGEST` characters, empty if it took none; reason: why there is no verdict, else
+    empty."""
 
     accepts: bool | None
     read: str = ""
@@ -45,7 +48,8 @@ def judge(gold: str, completion: str) -> tuple[bool, str]:
     from math_verify import parse, verify
 
     found = parse(completion, parsing_timeout=None)
-    # `parse` gives values, then the text of the first match; a text alone is what it couldn't read as a value.
+    # `parse` gives values, then the text of the first match; a text alone is what it couldn't read as a
+    # value.
     text = found[-1] if found and isinstance(found[-1], str) else ""
     return bool(verify(_parsed_gold(gold), found, timeout_seconds=None)), f"read {text[:LONGEST]}"
 

@@ -140,10 +140,10 @@ def read_number(text: str) -> tuple[Fraction | int | None, str]:
     r"""(the one number that an answer states, "") or (None, reason).
 
     Reads a sign, a currency, thousands commas or spaces, decimals, scientific notation, a percent sign
-    (dropped, as GSM8K's golds drop it), unit words, a phrase around the number, the end of an equation chain, and a fraction in lowest
-    terms. Two numbers, an unevaluated operation, a bound ("at least 18"), a denial or an alternative state
-    none. Examples: "$1,234.50" -> 1234.5; "9+9=18" -> 18; "18 eggs per day" -> 18; "9+9", "18 or 20",
-    "1,23" -> none.
+    (dropped, as GSM8K's golds drop it), unit words, a phrase around the number, the end of an equation chain,
+    and a fraction in lowest terms. Two numbers, an unevaluated operation, a bound ("at least 18"), a denial
+    or an alternative state none. Examples: "$1,234.50" -> 1234.5; "9+9=18" -> 18; "18 eggs per day" -> 18;
+    "9+9", "18 or 20", "1,23" -> none.
     """
     plain = _PLAIN.fullmatch(text)
     if plain:
@@ -176,7 +176,8 @@ def read_number(text: str) -> tuple[Fraction | int | None, str]:
 
 
 def _one_space(run: re.Match) -> str:
-    """One character for a run of white space: a line's end, a thousands mark that stands alone, or a space."""
+    """One character for a run of white space: a line's end, a thousands mark that stands alone, or a
+    space."""
     return "\n" if "\n" in run[0] else run[0] if run[0] == "\u2009" else " "
 
 

@@ -15,7 +15,8 @@ from ftis.tasks.grading.values import number_in, split_unit
 
 @dataclass(frozen=True)
 class Node:
-    """kind: number | atom | seq | set | list | union | either | matrix | determinant | equation | assign | opaque
+    """kind: number | atom | seq | set | list | union | either | matrix | determinant | equation | assign |
+    opaque
 
     `either` is a list of pairs joined by "or", which may be points or a union of intervals. `value` is the
     Fraction, the squeezed LaTeX or the brackets; `parts` the children; `unit` a name or "".
@@ -140,7 +141,8 @@ def _exact_side(sides: list[str], depth: int) -> Node:
 
 
 def _interval_form(text: str, depth: int) -> Node | None:
-    r"""Other spellings of intervals: `\mathbb{R}`, `x \ne 3`, `\{x \mid x \le 0\}`, `]1,2[`; the empty set."""
+    r"""Other spellings of intervals: `\mathbb{R}`, `x \ne 3`, `\{x \mid x \le 0\}`, `]1,2[`; the empty
+    set."""
     if _EMPTY.fullmatch(text):
         return Node("set")
     if re.fullmatch(_REALS, text):

@@ -127,7 +127,8 @@ def is_unit(name: str) -> bool:
 
 
 def is_word(word: str) -> bool:
-    """Whether letters are no product of variables: four or more with a vowel (`abcd` isn't), or known ones."""
+    """Whether letters are no product of variables: four or more with a vowel (`abcd` isn't), or known
+    ones."""
     if _SHORT_WORDS.fullmatch(word) or len(word) > 1 and unit_name(word) in UNIT_NAMES:
         return True
     word = word[:1].lower() + word[1:]

@@ -40,7 +40,8 @@ class Verdict:
 
 
 def check_gold(gold: str, task: str) -> None:
-    """Raise ValueError for a gold that no answer to the task can be compared with, as far as no algebra tells."""
+    """Raise ValueError for a gold that no answer to the task can be compared with, as far as no algebra
+    tells."""
     if task in NUMERIC:
         gold_number(gold)
         return

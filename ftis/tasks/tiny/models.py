@@ -1,7 +1,8 @@
 """Tiny language models that the workflow makes itself: tokenizer, models and supervised warm start.
 
-A model is an expert in one style of solving the problems of `ftis.tasks.tiny.problems`. Its warm start leaves room for
-reinforcement learning: whether a solution is tagged, untagged or guessed depends on how the question is worded.
+A model is an expert in one style of solving the problems of `ftis.tasks.tiny.problems`. Its warm start leaves
+room for reinforcement learning: whether a solution is tagged, untagged or guessed depends on how the question
+is worded.
 
 A prompt is the question's text and nothing else; a completion starts right behind it and ends with `<eos>`.
 torch and transformers are imported where they are used, so that reading a tier's settings needs neither.
@@ -99,8 +100,8 @@ def vocabulary() -> list[str]:
 def make_tokenizer(out: Path) -> None:
     """Write the word-level tokenizer that all tiny models share.
 
-    `ftis.model.loading.load_tokenizer` reads it; AutoTokenizer would not, beside a Qwen2 config: it takes another class,
-    which splits text otherwise.
+    `ftis.model.loading.load_tokenizer` reads it; AutoTokenizer would not, beside a Qwen2 config: it takes
+    another class, which splits text otherwise.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -193,7 +194,8 @@ def build_model(size: str):
 
     tokens = vocabulary()
     model = Qwen2ForCausalLM(Qwen2Config(
-        **SIZES[size], max_position_embeddings=256, initializer_range=0.1, tie_word_embeddings=True, bos_token_id=None,
+        **SIZES[size], max_position_embeddings=256, initializer_range=0.1, tie_word_embeddings=True,
+        bos_token_id=None,
         eos_token_id=tokens.index(EOS), pad_token_id=tokens.index(PAD), dtype="float32",
     ))  # fmt: skip
     model.generation_config.eos_token_id = tokens.index(EOS)

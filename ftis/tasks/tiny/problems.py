@@ -27,7 +27,8 @@ PHRASES = {
     "/2": ("halves them",),
 }
 FORMS = {"how_many": "How many {} now?", "count": "Count the {}."}
-"""The two ways to ask. The one used decides the mix of solutions in the warm start (`ftis.tasks.tiny.models.MIX`)."""
+"""The two ways to ask. The one used decides the mix of solutions in the warm start
+(`ftis.tasks.tiny.models.MIX`)."""
 LARGEST = 60
 """Every number on the way, and so every answer, is between 0 and this."""
 LARGEST_OPERAND = 9
@@ -63,7 +64,8 @@ def make_problem(rng: random.Random, n_steps: int) -> TinyProblem:
     for _ in range(n_steps):
         options = [kind for kind, possible in (
             ("+", value < LARGEST), ("+", value < LARGEST), ("-", value > 0), ("-", value > 0),
-            ("*2", 0 < 2 * value <= LARGEST), ("*3", 0 < 3 * value <= LARGEST), ("/2", value > 0 and value % 2 == 0),
+            ("*2", 0 < 2 * value <= LARGEST), ("*3", 0 < 3 * value <= LARGEST),
+            ("/2", value > 0 and value % 2 == 0),
         ) if possible]  # fmt: skip
         kind = rng.choice(options)
         if kind in "+-":
@@ -94,7 +96,8 @@ class DataSettings:
 
 
 def make_data(out: Path, data: DataSettings) -> None:
-    """Write train, validation and ood JSONL of {"question", "answer"}; no question occurs twice in the three."""
+    """Write train, validation and ood JSONL of {"question", "answer"}; no question occurs twice in the
+    three."""
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     rng = random.Random(f"tiny-data-{data.seed}")

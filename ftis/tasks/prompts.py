@@ -74,7 +74,8 @@ def encode_prompt(
     text = PROMPTS[key](question)
     try:
         plain = tokenizer(text, add_special_tokens=False).input_ids
-        whole = tokenizer(text).input_ids
+        # Most add nothing, as to no text; the others' long prompts are read twice.
+        whole = tokenizer(text).input_ids if tokenizer("").input_ids else plain
     except Exception as error:  # noqa: BLE001  what tokenizers raises for a word that its vocabulary lacks
         raise UserError(
             f"prompt {key!r}: the tokenizer has no token for a part of {question!r} ({error})"

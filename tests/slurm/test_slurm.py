@@ -260,7 +260,7 @@ PARTITIONS = "The partitions here are cancel, cpu, gpu, requeue, urgent"
     ("changed", "reason"),
     [
         (
-            ["--default-resources", "slurm_partition=nope"],
+            ["--set-resources", "train:slurm_partition=nope"],
             f"invalid partition specified: nope.*{PARTITIONS}",
         ),
         (
@@ -291,9 +291,9 @@ def test_job_ends_that_would_not_be_seen_are_said_before_anything_is_queued(slur
 def refused(slurm, process):
     """What Snakemake printed that ended before it queued anything."""
     before = known_jobs(slurm)
-    assert process.wait(PATIENCE) != 0
+    code = process.wait(PATIENCE)
     printed = process.output.read_text()
-    assert "Traceback" not in printed and "tiny: making" not in printed
+    assert code != 0 and "Traceback" not in printed and "tiny: making" not in printed, printed
     assert known_jobs(slurm) <= before
     return printed
 

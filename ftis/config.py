@@ -210,7 +210,8 @@ class RunConfig:
             raise ValueError(f"nodes: names must differ, given {', '.join(names)}")
         if self.split == "horizontal" and self.staleness:
             raise ValueError(
-                "staleness: a horizontal group mixes the samples of one iteration, so it can't hold stale ones; use 0"
+                "staleness: a horizontal group mixes the samples of one iteration, so it can't hold stale "
+                "ones; use 0"
             )
         if self.readings.clip == "literal" and self.readings.clip_reference == "iteration_start":
             raise ValueError(
@@ -218,7 +219,8 @@ class RunConfig:
             )
         if self.optim.skip_zero_advantage and self.readings.filtered_denominator == "leave":
             raise ValueError(
-                "optim.skip_zero_advantage: with filtered_denominator 'leave' a sample of advantage 0 may leave the "
+                "optim.skip_zero_advantage: with filtered_denominator 'leave' a sample of advantage 0 may "
+                "leave the "
                 "mean by its KL, which must then be computed; set it to false"
             )
         if self.split == "vertical" and self.prompts < len(self.nodes):

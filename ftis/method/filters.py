@@ -78,7 +78,8 @@ class Far:
 
     >>> from ftis.method.filters import Seen
     >>> two = torch.tensor([[30.0, 30.0], [1.0, 1.0]])  # d of two completions, nats
-    >>> seen = Seen(two, two > 0, torch.tensor([-1.0, -1.0]), torch.tensor([False, False]), torch.tensor([2, 2]))
+    >>> bad, own = torch.tensor([-1.0, -1.0]), torch.tensor([False, False])
+    >>> seen = Seen(two, two > 0, bad, own, torch.tensor([2, 2]))
     >>> ftis.Far(threshold=50.0)(seen).drop
     tensor([ True, False])
     """

@@ -19,12 +19,29 @@ from ftis.model.lora import Lora
 
 ADAPTER_FILE = "adapter_config.json"
 
-UNDERSTOOD = frozenset((
-    "peft_type", "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
-    "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "init_lora_weights",
-    "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern",
-    "lora_dropout",  # off, since log-probs must be those that were sampled
-))  # fmt: skip
+UNDERSTOOD = frozenset(
+    (
+        "peft_type",
+        "task_type",
+        "auto_mapping",
+        "peft_version",
+        "base_model_name_or_path",
+        "revision",
+        "inference_mode",
+        "r",
+        "lora_alpha",
+        "use_rslora",
+        "rank_pattern",
+        "alpha_pattern",
+        "fan_in_fan_out",
+        "init_lora_weights",
+        "target_modules",
+        "exclude_modules",
+        "layers_to_transform",
+        "layers_pattern",
+        "lora_dropout",  # off, since log-probs must be those that were sampled
+    )
+)
 """Fields of an adapter's config that may have any value; the others must have PEFT's default."""
 
 MERGE = "merge the adapter into its model (PEFT's merge_and_unload) and give that folder"
@@ -94,7 +111,8 @@ def load_adapter(lm: nn.Module, folder: Path, lora: Lora | None, trained: bool) 
                 model = PeftModel.from_pretrained(lm, str(folder), is_trainable=trained, config=config)
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(
-            f"{file}: the adapter doesn't fit its model {lm.name_or_path} ({_first_line(error)}); give the model that it was "
+            f"{file}: the adapter doesn't fit its model {lm.name_or_path} ({_first_line(error)}); give the "
+            f"model that it was "
             "trained on as base_model_name_or_path"
         ) from None
     _refuse_embeddings(model, f"{file}: target_modules")
@@ -102,7 +120,8 @@ def load_adapter(lm: nn.Module, folder: Path, lora: Lora | None, trained: bool) 
     if odd := sorted(weights.keys() ^ places.keys()):
         where = "the adapter's file, but not in" if odd[0] in weights else "no file of the adapter, but in"
         raise UserError(
-            f"{file}: tensor {odd[0]} is in {where} what its settings make of {lm.name_or_path} ({len(odd)} such of "
+            f"{file}: tensor {odd[0]} is in {where} what its settings make of {lm.name_or_path} ({len(odd)} "
+            f"such of "
             f"{len(weights)}); give the model that it was trained on as base_model_name_or_path"
         )
     if isinstance(config.target_modules, set):
@@ -134,7 +153,8 @@ def _require_described(model: nn.Module, lora: Lora, file: Path) -> None:
     for name, wanted in here.items():
         if wanted != there[name]:
             raise UserError(
-                f"lora.{name}: {wanted}, but the adapter that is trained on has {there[name]} ({file}); leave lora out "
+                f"lora.{name}: {wanted}, but the adapter that is trained on has {there[name]} ({file}); "
+                f"leave lora out "
                 "to go on with it as it is, or merge it into its model for a new one"
             )
 
@@ -147,7 +167,8 @@ def _refuse_embeddings(model: nn.Module, what: str) -> None:
     for name, module in base.named_modules():
         if module in ends and hasattr(module, "base_layer"):
             raise UserError(
-                f"{what}: an adapter on {name} (the {ends[module]}) isn't supported; leave it out, or for a trained adapter "
+                f"{what}: an adapter on {name} (the {ends[module]}) isn't supported; leave it out, or for a "
+                f"trained adapter "
                 f"{MERGE}"
             )
 

@@ -178,7 +178,8 @@ def _check_sampler(policy: Policy, sampler: Sampler) -> None:
     if not off <= sampler.tolerance:
         raise _refusal(
             policy,
-            f"log-probs of {type(sampler).__name__} are off its plain forward's by {off:.2g} nats ({sampler.tolerance:g} may be)",
+            f"log-probs of {type(sampler).__name__} are off its plain forward's by {off:.2g} nats "
+            f"({sampler.tolerance:g} may be)",
         )
 
 

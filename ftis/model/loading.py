@@ -52,7 +52,8 @@ def pick_device(name: str = "auto", turn: int = 0) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= gpus:
         raise UserError(
             f"device: {name!r} was asked for, but torch sees {gpus} GPU{'s' * (gpus > 1)}, cuda:0 "
-            f"{f'to cuda:{gpus - 1} ' * (gpus > 1)}(CUDA_VISIBLE_DEVICES may hide some); use 'auto' or ask for more"
+            f"{f'to cuda:{gpus - 1} ' * (gpus > 1)}(CUDA_VISIBLE_DEVICES may hide some); use 'auto' or ask "
+            f"for more"
         )
     return device
 
@@ -185,21 +186,25 @@ def _refuse_by_name(model: str, lm: nn.Module, tokenizer: PreTrainedTokenizerBas
     windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
     if layers != {"full_attention"} or (any(windows) and getattr(config, "use_sliding_window", True)):
         raise UserError(
-            f"{kind}: only full attention is supported, not sliding windows or linear layers; take a model with full "
+            f"{kind}: only full attention is supported, not sliding windows or linear layers; take a model "
+            f"with full "
             "attention (layer_types, sliding_window in its config.json)"
         )
     rope = getattr(config, "rope_parameters", None) or {}
     for parameters in (rope, *(part for part in rope.values() if isinstance(part, dict))):
         if parameters.get("rope_type") in LENGTH_DEPENDENT_ROPE:
             raise UserError(
-                f"{kind}: its rotary embeddings ({parameters['rope_type']}) change with the length of the text, so that the "
-                "log-probs sampled and those trained on would differ; set rope_parameters in its config.json to "
+                f"{kind}: its rotary embeddings ({parameters['rope_type']}) change with the length of the "
+                f"text, so that the "
+                "log-probs sampled and those trained on would differ; set rope_parameters in its "
+                "config.json to "
                 "default, linear, yarn or llama3"
             )
     head = lm.get_output_embeddings()
     if head is None or getattr(head, "bias", None) is not None:
         raise UserError(
-            f"{kind}: its output layer has {'a bias' if head is not None else 'no matrix'}, and log-probs are computed from "
+            f"{kind}: its output layer has {'a bias' if head is not None else 'no matrix'}, and log-probs "
+            f"are computed from "
             "hidden states times one matrix; not supported"
         )
 
@@ -218,8 +223,10 @@ def stop_ids(model: str, tokenizer: PreTrainedTokenizerBase, *configs) -> frozen
         raise UserError(f"model {model}: neither config nor tokenizer names an eos token; set eos_token_id")
     if beyond := [i for i in sorted(stop) if not 0 <= i < vocabulary(tokenizer)]:
         raise UserError(
-            f"model {model}: eos_token_id {beyond[0]} is beyond the tokenizer's ids (up to {vocabulary(tokenizer) - 1}), so "
-            "that no completion would end with it; correct it in config.json and generation_config.json, or take the "
+            f"model {model}: eos_token_id {beyond[0]} is beyond the tokenizer's ids (up to "
+            f"{vocabulary(tokenizer) - 1}), so "
+            "that no completion would end with it; correct it in config.json and generation_config.json, or "
+            "take the "
             "tokenizer that the model was trained with"
         )
     return stop
@@ -230,7 +237,8 @@ def require_context(model: str, config: PretrainedConfig, longest: int) -> None:
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     if limit is not None and longest > limit:
         raise UserError(
-            f"model {model}: reads {limit} tokens, prompt and completion may need {longest}; lower the number of new tokens "
+            f"model {model}: reads {limit} tokens, prompt and completion may need {longest}; lower the "
+            f"number of new tokens "
             "(max_new_tokens, max_total_tokens), or take a shorter prompt"
         )
 
@@ -238,3 +246,12 @@ def require_context(model: str, config: PretrainedConfig, longest: int) -> None:
 def _unavailable(what: str, model: str, error: Exception) -> UserError:
     reason = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
     return UserError(no_copy(what, model, reason))
+
+
+def tokenizer_difference(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> str | None:
+    """A token that two tokenizers give different ids, in words; None where they agree on all."""
+    first, second = one.get_vocab(), other.get_vocab()
+    if first == second:
+        return None
+    token = min(t for t in first.keys() | second.keys() if first.get(t) != second.get(t))
+    return f"token {token!r} is {first.get(token)} there and {second.get(token)} here"

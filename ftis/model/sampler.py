@@ -114,7 +114,8 @@ def require_finite(logprobs: np.ndarray, model: str) -> None:
     """Raise UserError for a log-prob of a sampled token that is NaN or infinite, as its logits then were."""
     if not np.isfinite(logprobs).all():
         raise UserError(
-            f"model {model}: its logits are NaN or infinite, so nothing can be sampled; take sound weights, or if training "
+            f"model {model}: its logits are NaN or infinite, so nothing can be sampled; take sound weights, "
+            f"or if training "
             "made them so, lower learning_rate"
         )
 

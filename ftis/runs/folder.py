@@ -123,7 +123,8 @@ class RunFolder:
             return False
         if other := self.differs_from(config):
             raise UserError(
-                f"{self.path}: holds a finished run with other settings ({other}); choose another --out, or remove it "
+                f"{self.path}: holds a finished run with other settings ({other}); choose another --out, or "
+                f"remove it "
                 "to start over"
             )
         lost = self.final.get("lost", ())
@@ -156,18 +157,29 @@ class RunFolder:
     ) -> None:
         """Publish the run of saved `nodes`; final.json comes last."""
         write_atomic(self.metrics_file, metrics)
-        write_json(self.final_file, {
-            "run": config.name, "recipe": recipe_hash(config), "seed": config.seed, "method": config.method,
-            "iterations": config.iterations, "nodes": nodes,
-            "lost": [
-                {"node": k, "name": config.nodes[k].name, "label": config.nodes[k].label or config.nodes[k].name,
-                 "iteration": iteration}
-                for k, iteration in sorted(lost.items())
-            ],
-            "files": {"metrics.jsonl": sha256(self.metrics_file)},
-            "provenance": provenance(),
-            "seconds": round(sum(json.loads(line)["seconds"] for line in metrics.splitlines()), 1),
-        })  # fmt: skip
+        write_json(
+            self.final_file,
+            {
+                "run": config.name,
+                "recipe": recipe_hash(config),
+                "seed": config.seed,
+                "method": config.method,
+                "iterations": config.iterations,
+                "nodes": nodes,
+                "lost": [
+                    {
+                        "node": k,
+                        "name": config.nodes[k].name,
+                        "label": config.nodes[k].label or config.nodes[k].name,
+                        "iteration": iteration,
+                    }
+                    for k, iteration in sorted(lost.items())
+                ],
+                "files": {"metrics.jsonl": sha256(self.metrics_file)},
+                "provenance": provenance(),
+                "seconds": round(sum(json.loads(line)["seconds"] for line in metrics.splitlines()), 1),
+            },
+        )
         # Adam's moments are twice the model: a finished run doesn't need them.
         for folder in self.states():
             for path in state.checkpoints(folder):

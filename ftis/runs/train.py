@@ -32,7 +32,8 @@ def train(config: RunConfig, out: str | Path, job: bool = False) -> RunFolder:
     waits for the one and starts over the others, since Snakemake asks for it where a recipe has changed.
     Writes config.yaml at the start, and at the end node{k}/, metrics.jsonl and, last of all, final.json.
 
-    >>> run = ftis.load_run("examples/pair.yaml", {"validation.data": None}, iterations=1, prompts=2, group_size=2)
+    >>> quick = {"validation.data": None, "iterations": 1, "prompts": 2, "group_size": 2}
+    >>> run = ftis.load_run("examples/pair.yaml", quick)
     >>> ftis.train(run, "results/pair").final["seed"]
     42
     """

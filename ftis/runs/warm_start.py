@@ -70,7 +70,8 @@ def warm_start(
     end = policy.tokenizer.eos_token_id
     if end is None:
         raise UserError(
-            f"model {model}: its tokenizer names no eos token, with which a solution must end; set eos_token in its "
+            f"model {model}: its tokenizer names no eos token, with which a solution must end; set "
+            f"eos_token in its "
             "tokenizer_config.json"
         )
     rows = []

@@ -55,21 +55,36 @@ def ablation_data(name: str, tier: str, run_dirs: Sequence[Path]) -> pd.DataFram
         if method != "alone" and variant and "prompts" not in known[name].variants[variant].times:
             alone = cells.get((role, "alone", "", "", variant, role), alone)
         filtered = [dropped.get((r.run, r.node)) for r in found.itertuples()]
-        rows.append({
-            "ablation": name, "tier": tier, "variant": variant,
-            "label": known[name].variants[variant].label if variant else "as in the grid",
-            "setup": setup, "method": method, "g": g, "role": role, "model": found["label"].iloc[0],
-            "seeds": len(found), "metric": metric,
-            **_mean("accuracy", "", found["accuracy"]),
-            **_mean("difference", "difference_", _paired(found, same) if variant else None),
-            **_mean("over_alone", "over_alone_", _paired(found, alone) if alone is not found else None),
-            "filtered": pd.Series(filtered, dtype=float).mean() if METHODS[method].filtered else math.nan,
-            **{what: "; ".join(sorted({made[run][what] for run in found["run"]})) for what in ("commit", "processor")},
-        })  # fmt: skip
+        rows.append(
+            {
+                "ablation": name,
+                "tier": tier,
+                "variant": variant,
+                "label": known[name].variants[variant].label if variant else "as in the grid",
+                "setup": setup,
+                "method": method,
+                "g": g,
+                "role": role,
+                "model": found["label"].iloc[0],
+                "seeds": len(found),
+                "metric": metric,
+                **_mean("accuracy", "", found["accuracy"]),
+                **_mean("difference", "difference_", _paired(found, same) if variant else None),
+                **_mean("over_alone", "over_alone_", _paired(found, alone) if alone is not found else None),
+                "filtered": pd.Series(filtered, dtype=float).mean() if METHODS[method].filtered else math.nan,
+                **{
+                    what: "; ".join(sorted({made[run][what] for run in found["run"]}))
+                    for what in ("commit", "processor")
+                },
+            }
+        )
     variants, methods = ["", *known[name].variants], list(METHODS)
-    order = pd.DataFrame([
-        (methods.index(r["method"]), float(r["g"] or 0), variants.index(r["variant"]), r["role"]) for r in rows
-    ])  # fmt: skip
+    order = pd.DataFrame(
+        [
+            (methods.index(r["method"]), float(r["g"] or 0), variants.index(r["variant"]), r["role"])
+            for r in rows
+        ]
+    )
     return pd.DataFrame(rows).loc[order.sort_values(list(order)).index].reset_index(drop=True)
 
 
@@ -142,8 +157,10 @@ def draw(data: pd.DataFrame) -> Figure:
     seeds = sorted({int(n) for n in data["seeds"]})
     how = "sampled at T = 1" if data["metric"][0] == "id_sampled" else "greedy"
     note = (
-        f"Tier {data['tier'][0]}; {' or '.join(map(str, seeds))} seed{'s' if seeds[-1] > 1 else ''}; accuracy {how} after "
-        "training, minus that of the same model alone; lines: 95 % paired t-interval over seeds; hollow: as in the grid."
+        f"Tier {data['tier'][0]}; {' or '.join(map(str, seeds))} seed{'s' if seeds[-1] > 1 else ''}; "
+        f"accuracy {how} after "
+        "training, minus that of the same model alone; lines: 95 % paired t-interval over seeds; hollow: as "
+        "in the grid."
     )
     fit(
         figure.suptitle(

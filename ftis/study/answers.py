@@ -122,11 +122,24 @@ def disagreements(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:
             benchmark = row["test"].removesuffix("_sampled")
             extracted, read = (" ".join((row[key] or "").split())[:LONGEST] for key in ("extracted", "read"))
             kind = kinds.setdefault((benchmark, row["answer"], row["math_verify"], row["reason"]), {})
-            same = kind.setdefault((row["id"], row["gold"], extracted, read), {
-                "benchmark": benchmark, "ours": row["answer"], "math_verify": row["math_verify"],
-                "reason": row["reason"], "id": row["id"], "gold": row["gold"], "extracted": extracted, "read": read,
-                "run": folder.name, "node": row["node"], "test": row["test"], "sample": row["sample"], "rows": 0,
-            })  # fmt: skip
+            same = kind.setdefault(
+                (row["id"], row["gold"], extracted, read),
+                {
+                    "benchmark": benchmark,
+                    "ours": row["answer"],
+                    "math_verify": row["math_verify"],
+                    "reason": row["reason"],
+                    "id": row["id"],
+                    "gold": row["gold"],
+                    "extracted": extracted,
+                    "read": read,
+                    "run": folder.name,
+                    "node": row["node"],
+                    "test": row["test"],
+                    "sample": row["sample"],
+                    "rows": 0,
+                },
+            )
             same["rows"] += 1
     kept = []
     for kind in kinds.values():

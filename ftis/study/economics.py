@@ -148,12 +148,34 @@ def compare(tables: Tables, level: float = LEVEL) -> pd.DataFrame:
 
 
 COLUMNS = [
-    *KEYS, "label", "seeds", "alone_accuracy", "swarm_accuracy", "gain", "gain_low", "gain_high",
-    "alone_tokens", "swarm_tokens", "gain_equal_tokens", "gain_equal_tokens_low", "gain_equal_tokens_high",
-    "gain_equal_seconds", "gain_equal_seconds_low", "gain_equal_seconds_high",
-    "reached", "alone_tokens_to_level", "swarm_tokens_to_level", "alone_seconds_collect", "swarm_seconds_collect",
-    "seconds_saved", "seconds_saved_low", "seconds_saved_high", "bytes_sent", "traffic", "break_even",
-]  # fmt: skip
+    *KEYS,
+    "label",
+    "seeds",
+    "alone_accuracy",
+    "swarm_accuracy",
+    "gain",
+    "gain_low",
+    "gain_high",
+    "alone_tokens",
+    "swarm_tokens",
+    "gain_equal_tokens",
+    "gain_equal_tokens_low",
+    "gain_equal_tokens_high",
+    "gain_equal_seconds",
+    "gain_equal_seconds_low",
+    "gain_equal_seconds_high",
+    "reached",
+    "alone_tokens_to_level",
+    "swarm_tokens_to_level",
+    "alone_seconds_collect",
+    "swarm_seconds_collect",
+    "seconds_saved",
+    "seconds_saved_low",
+    "seconds_saved_high",
+    "bytes_sent",
+    "traffic",
+    "break_even",
+]
 
 
 def economics(tables: Tables, level: float = LEVEL) -> pd.DataFrame:
@@ -239,21 +261,32 @@ def curves(tables: Tables, method: str = "ftis", split: str = "vertical", g: str
             low, high = (
                 t_interval(at["accuracy"]) if seeds >= 5 else (at["accuracy"].min(), at["accuracy"].max())
             )
-            rows.append({**dict(zip(("setup", "role", "series"), keys, strict=True)), "label": at["label"].iloc[0],
-                         "node": at["node"].iloc[0], "step": step, "seeds": seeds,
-                         **{cost: at[cost].mean() for cost in SPENT}, "accuracy": at["accuracy"].mean(),
-                         "low": low, "high": high})  # fmt: skip
+            rows.append(
+                {
+                    **dict(zip(("setup", "role", "series"), keys, strict=True)),
+                    "label": at["label"].iloc[0],
+                    "node": at["node"].iloc[0],
+                    "step": step,
+                    "seeds": seeds,
+                    **{cost: at[cost].mean() for cost in SPENT},
+                    "accuracy": at["accuracy"].mean(),
+                    "low": low,
+                    "high": high,
+                }
+            )
     return pd.DataFrame(rows)
 
 
 PICTURES = {
     "tokens": (
         "economics", "What a node gets for the tokens that it samples itself", "Own tokens generated",
-        "A node gains by joining where its F-TIS line is above its Alone line at the same number of own tokens.",
+        "A node gains by joining where its F-TIS line is above its Alone line at the same number of own "
+        "tokens.",
     ),
     "seconds": (
         "economics_seconds", "What a node gets for its time", "Seconds of the node's work",
-        "Sampling, grading, exchange and update, as measured: a swarm's node samples less and trains on as much.",
+        "Sampling, grading, exchange and update, as measured: a swarm's node samples less and trains on as "
+        "much.",
     ),
     "bytes": (
         "economics_bytes", "What a node gets for the bytes that it sends", "Bytes sent",
@@ -291,34 +324,45 @@ def draw(points: pd.DataFrame, tier: str, how: str, cost: str = "tokens") -> Fig
         figure,
         axes[0],
         title,
-        f"Tier {tier}; mean{f' and {band}' if seeds > 1 else ''} over {seeds} seed{'s' if seeds > 1 else ''}. {see}",
+        f"Tier {tier}; mean{f' and {band}' if seeds > 1 else ''} over {seeds} "
+        f"seed{'s' if seeds > 1 else ''}. {see}",
     )
     return figure
 
 
 def _panel(axis: Axes, points: pd.DataFrame, cost: str, scale: float) -> None:
     nodes = points.drop_duplicates("role").sort_values("node")
-    for place, (role, label) in enumerate(zip(nodes["role"], nodes["label"], strict=True)):
+    for place, role in enumerate(nodes["role"]):
         for series in ("alone", *points.loc[points["series"] != "alone", "series"].unique()):
             line = points[(points["role"] == role) & (points["series"] == series)]
             first = place == 0
             if cost == "bytes" and series == "alone":
                 axis.axhline(
                     100 * line["accuracy"].iloc[-1], color=METHODS[series].colour, linewidth=2.4,
-                    linestyle=LINES[place % len(LINES)][0], label=f"{METHODS[series].label}, node {place + 1}",
+                    linestyle=LINES[place % len(LINES)][0], label=f"{METHODS[series].label}, node "
+                                                                  f"{place + 1}",
                 )  # fmt: skip
                 continue
             axis.plot(
-                line[cost] / scale, 100 * line["accuracy"], color=METHODS[series].colour, marker=METHODS[series].marker,
-                linestyle=LINES[place % len(LINES)][0], linewidth=2.4 if series == "alone" else 1.5, markersize=4.5,
+                line[cost] / scale,
+                100 * line["accuracy"],
+                color=METHODS[series].colour,
+                marker=METHODS[series].marker,
+                linestyle=LINES[place % len(LINES)][0],
+                linewidth=2.4 if series == "alone" else 1.5,
+                markersize=4.5,
                 markerfacecolor=METHODS[series].colour if first else "white",
                 label=f"{METHODS[series].label}, node {place + 1}",
-            )  # fmt: skip
+            )
             if line["seeds"].max() > 1:
                 axis.fill_between(
-                    line[cost] / scale, 100 * line["low"], 100 * line["high"], color=METHODS[series].colour, alpha=0.12,
+                    line[cost] / scale,
+                    100 * line["low"],
+                    100 * line["high"],
+                    color=METHODS[series].colour,
+                    alpha=0.12,
                     linewidth=0,
-                )  # fmt: skip
+                )
     # Names differ from panel to panel, so they stand in the panel, where curves that rise leave room.
     names = [f"node {k + 1}, {LINES[k % len(LINES)][1]}: {label}" for k, label in enumerate(nodes["label"])]
     corner = {"ha": "right", "va": "bottom", "transform": axis.transAxes}
@@ -335,7 +379,8 @@ def make_economics(tables: Tables, tier: str, out: Path) -> None:
     points = curves(tables)
     if points.empty:
         raise UserError(
-            "economics: no vertical F-TIS run with g = 50 and its run alone has validation accuracies; train them "
+            "economics: no vertical F-TIS run with g = 50 and its run alone has validation accuracies; "
+            "train them "
             "with validation.data set"
         )
     files = {

@@ -27,28 +27,128 @@ from ftis.suite.suite import Suite
 Tables = dict[str, pd.DataFrame]
 
 COLUMNS = {
-    "runs": [*RUN_COLUMNS, "node", "role", "label", "iterations", "tokens_generated", "tokens_trained", "bytes_sent",
-             "bytes_received", "seconds_sample", "seconds_grade", "seconds_exchange", "seconds_update", "commit",
-             "recipe"],
-    "training": ["run", "node", "step", "reward", "accuracy", "entropy", "tokens_generated", "bytes_sent",
-                 "filtered_foreign", "kl_foreign", "grad_norm", "seconds"],
-    "validation": ["run", "node", "step", "greedy", "sampled", "format_greedy", "format_sampled", "problems", "samples"],
-    "scores": ["run", "node", "benchmark", "decoding", "dataset", "accuracy", "format_rate", "truncated", "problems",
-               "samples", "math_verify", "math_verify_faults", "only_ours", "only_math_verify"],
-    "completions": ["run", "method", "setup", "role", "label", "seed", "benchmark", "id", "question", "gold", "sample",
-                    "text", "correct", "format", "math_verify"],
-    "disagreements": ["benchmark", "ours", "math_verify", "reason", "kind_rows", "rows", "id", "gold", "extracted",
-                      "read", "run", "node", "test", "sample"],
-}  # fmt: skip
+    "runs": [
+        *RUN_COLUMNS,
+        "node",
+        "role",
+        "label",
+        "iterations",
+        "tokens_generated",
+        "tokens_trained",
+        "bytes_sent",
+        "bytes_received",
+        "seconds_sample",
+        "seconds_grade",
+        "seconds_exchange",
+        "seconds_update",
+        "commit",
+        "recipe",
+    ],
+    "training": [
+        "run",
+        "node",
+        "step",
+        "reward",
+        "accuracy",
+        "entropy",
+        "tokens_generated",
+        "bytes_sent",
+        "filtered_foreign",
+        "kl_foreign",
+        "grad_norm",
+        "seconds",
+    ],
+    "validation": [
+        "run",
+        "node",
+        "step",
+        "greedy",
+        "sampled",
+        "format_greedy",
+        "format_sampled",
+        "problems",
+        "samples",
+    ],
+    "scores": [
+        "run",
+        "node",
+        "benchmark",
+        "decoding",
+        "dataset",
+        "accuracy",
+        "format_rate",
+        "truncated",
+        "problems",
+        "samples",
+        "math_verify",
+        "math_verify_faults",
+        "only_ours",
+        "only_math_verify",
+    ],
+    "completions": [
+        "run",
+        "method",
+        "setup",
+        "role",
+        "label",
+        "seed",
+        "benchmark",
+        "id",
+        "question",
+        "gold",
+        "sample",
+        "text",
+        "correct",
+        "format",
+        "math_verify",
+    ],
+    "disagreements": [
+        "benchmark",
+        "ours",
+        "math_verify",
+        "reason",
+        "kind_rows",
+        "rows",
+        "id",
+        "gold",
+        "extracted",
+        "read",
+        "run",
+        "node",
+        "test",
+        "sample",
+    ],
+}
 UNPUBLISHED = {"scores": ("math_verify", "math_verify_faults", "only_ours", "only_math_verify"),
                "completions": ("math_verify",), "disagreements": tuple(COLUMNS["disagreements"])}  # fmt: skip
 """What tables lack that were published before math-verify's verdict was kept: they are read with these
 empty."""
-TEXTS = {*RUN_COLUMNS, "role", "label", "commit", "recipe", "benchmark", "decoding", "dataset", "id", "question", "gold",
-         "text", "reason", "extracted", "read", "test"} - {"seed"}  # fmt: skip
-ORDER = {"runs": ["run", "node"], "training": ["run", "node", "step"], "validation": ["run", "node", "step"],
-         "scores": ["run", "node", "benchmark", "decoding"], "completions": ["benchmark", "id", "role", "run"],
-         "disagreements": ["benchmark", "ours", "reason", "id", "extracted", "read"]}  # fmt: skip
+TEXTS = {
+    *RUN_COLUMNS,
+    "role",
+    "label",
+    "commit",
+    "recipe",
+    "benchmark",
+    "decoding",
+    "dataset",
+    "id",
+    "question",
+    "gold",
+    "text",
+    "reason",
+    "extracted",
+    "read",
+    "test",
+} - {"seed"}
+ORDER = {
+    "runs": ["run", "node"],
+    "training": ["run", "node", "step"],
+    "validation": ["run", "node", "step"],
+    "scores": ["run", "node", "benchmark", "decoding"],
+    "completions": ["benchmark", "id", "role", "run"],
+    "disagreements": ["benchmark", "ours", "reason", "id", "extracted", "read"],
+}
 COUNTS = ("tokens_generated", "tokens_trained", "bytes_sent", "bytes_received")
 PHASES = ("sample", "grade", "exchange", "update")
 
@@ -235,7 +335,8 @@ def read_tidy(folder: Path) -> Tables:
     """Tables that `make_tidy` wrote, by name. g is text; an empty field of text is "". Raises UserError for
     one that is missing.
 
-    >>> ftis.read_tidy("paper_figures/published/tiny/tidy")["runs"]["method"].nunique()  # seven, and models as they were before
+    >>> tables = ftis.read_tidy("paper_figures/published/tiny/tidy")
+    >>> tables["runs"]["method"].nunique()  # seven, and models as they were before
     8
     """
     tables = {}

@@ -113,7 +113,7 @@ def _datasets(tier: str, config: RunConfig) -> list[Dataset]:
 
 
 def _tokenizers(tier: str, runs: Sequence[RunPlan], tokenizers: dict) -> Iterator[str]:
-    from ftis.swarm.loop import tokenizer_difference
+    from ftis.model.loading import tokenizer_difference
 
     for run in runs:
         here = [(role, where) for role, where, _ in _sources(tier, run.config) if where in tokenizers]

@@ -91,7 +91,8 @@ class Suite:
         """A tier by name, validated down to the settings of a run."""
         if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
             raise UserError(
-                f"tier {name!r}: use letters, digits, _, . and - alone; it becomes part of paths and of shell commands"
+                f"tier {name!r}: use letters, digits, _, . and - alone; it becomes part of paths and of "
+                f"shell commands"
             )
         if name not in self.tiers:
             raise unknown("tier", name, self.tiers)
@@ -115,7 +116,8 @@ class Suite:
         count, listed = self.tier(tier).seeds if seeds is None else seeds, self.grid.seeds
         if not 1 <= count <= len(listed):
             raise UserError(
-                f"seeds: {count} asked for; choose 1 to {len(listed)} (the list is {', '.join(map(str, listed))})"
+                f"seeds: {count} asked for; choose 1 to {len(listed)} (the list is "
+                f"{', '.join(map(str, listed))})"
             )
         return listed[:count]
 
@@ -179,7 +181,8 @@ class Suite:
             raise unknown("figure or table", artefact, known)
         if missing := self._missing(artefact, tier):
             raise UserError(
-                f"{artefact}: tier {tier} has no models for {missing}; it has {', '.join(self.artefacts(tier))}"
+                f"{artefact}: tier {tier} has no models for {missing}; it has "
+                f"{', '.join(self.artefacts(tier))}"
             )
         patterns, others = known[artefact].runs, known[artefact].others
         return tuple(
@@ -317,7 +320,8 @@ class Suite:
             )
             if own[field] is None:
                 raise UserError(
-                    f"{self.tier_file(tier)}: resources.{rule}.{field}: no pattern matches {run.cell}; add '*', say"
+                    f"{self.tier_file(tier)}: resources.{rule}.{field}: no pattern matches {run.cell}; add "
+                    f"'*', say"
                 )
         return replace(found, **own)
 
@@ -333,8 +337,10 @@ class Suite:
         if self.resolve(tier, self.runs(tier, "full", 1)[0]).rollout.backend == "vllm":
             return "rollout.backend: auto is vllm here, where it is installed"
         return (
-            "rollout.backend: auto is transformers here, since vLLM isn't installed; vLLM is several times as fast "
-            "(docs/paper_tier.md). It is part of a recipe: once vLLM is installed, the tier's runs are made anew"
+            "rollout.backend: auto is transformers here, since vLLM isn't installed; vLLM is several times "
+            "as fast "
+            "(docs/paper_tier.md). It is part of a recipe: once vLLM is installed, the tier's runs are made "
+            "anew"
         )
 
     def plan(

@@ -39,8 +39,13 @@ class Answer:
 
 
 def sample(
-    policy: Policy, prompts: Sequence[str], n: int = 1, max_new_tokens: int = 256, temperature: float = 1.0, seed: int = 0
-) -> list[list[Answer]]:  # fmt: skip
+    policy: Policy,
+    prompts: Sequence[str],
+    n: int = 1,
+    max_new_tokens: int = 256,
+    temperature: float = 1.0,
+    seed: int = 0,
+) -> list[list[Answer]]:
     """`n` completions of each prompt, or with temperature 0 the greedy one (n times the same).
 
     Prompts are literal text, tokenised without a template. The draws depend on (seed, prompt's index,
@@ -68,10 +73,18 @@ def sample(
 
 
 def complete(
-    tokenizer: PreTrainedTokenizerBase, sampler: Sampler, problems: Sequence[Problem], prompt: str, max_new_tokens: int,
-    key: tuple[int, ...], samples: int, greedy: bool = False, temperature: float = 1.0, max_batch: int = 1024,
+    tokenizer: PreTrainedTokenizerBase,
+    sampler: Sampler,
+    problems: Sequence[Problem],
+    prompt: str,
+    max_new_tokens: int,
+    key: tuple[int, ...],
+    samples: int,
+    greedy: bool = False,
+    temperature: float = 1.0,
+    max_batch: int = 1024,
     start: int = 0,
-) -> Iterator[tuple[int, int | None, Completion, str]]:  # fmt: skip
+) -> Iterator[tuple[int, int | None, Completion, str]]:
     """(problem index, sample index, completion, its text) for each problem from `start` on, in order; the
     sample None is the greedy one, which comes first.
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from ftis.config import RunConfig
+from ftis.errors import UserError, unknown
 from ftis.swarm.message import Rollouts
 from ftis.tasks.problems import Problem
 
@@ -37,3 +39,10 @@ def claim_all_right(rollouts: Rollouts, scene: Scene) -> Rollouts:
 
 
 ATTACKS: dict[str, Attack] = {"claim_all_right": claim_all_right}
+
+
+def refuse_unknown_attacks(config: RunConfig) -> None:
+    """Raise UserError for a node whose attack nobody has registered."""
+    for k, node in enumerate(config.nodes):
+        if node.attack is not None and node.attack not in ATTACKS:
+            raise UserError(f"nodes.{k}.attack: {unknown('attack', node.attack, ATTACKS)}")

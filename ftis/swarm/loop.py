@@ -17,17 +17,16 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from ftis.config import NodeConfig, Rollout, RunConfig, recipe_hash
-from ftis.errors import UserError, unknown
+from ftis.errors import UserError
 from ftis.model.check import attach
-from ftis.model.loading import load_policy, require_context
+from ftis.model.loading import load_policy, require_context, tokenizer_difference
 from ftis.model.policy import Policy
 from ftis.model.vllm.sampler import VllmSampler, require_vllm
-from ftis.swarm.attacks import ATTACKS, Scene
+from ftis.swarm.attacks import ATTACKS, Scene, refuse_unknown_attacks
 from ftis.swarm.inbox import Expected
-from ftis.swarm.message import Message, Rollouts, encode, most_bytes
+from ftis.swarm.message import Message, Rollouts, encode
 from ftis.swarm.metrics import Line, NodeLine
 from ftis.swarm.node import ADAPTER, Asked, Node, sampling_params
 from ftis.swarm.samples import Sampled, Samples, Share
@@ -47,7 +46,8 @@ class Swarm:
     and without a trace on disk. Raises UserError for models, data or tokenizers that are missing or don't go
     together.
 
-    >>> run = ftis.load_run("examples/pair.yaml", {"validation.data": None}, iterations=2, prompts=2, group_size=2)
+    >>> quick = {"validation.data": None, "iterations": 2, "prompts": 2, "group_size": 2}
+    >>> run = ftis.load_run("examples/pair.yaml", quick)
     >>> [(line.step, line.nodes[1].name) for line in ftis.Swarm(run)]
     [(1, 'coder'), (2, 'coder')]
     """
@@ -75,7 +75,8 @@ class Swarm:
                 )
         if config.readings.top_k is not None and self.nodes[0].index == 0:
             log.warning(
-                "readings.top_k: completions are drawn from the %d likeliest tokens, but their log-probs are those of "
+                "readings.top_k: completions are drawn from the %d likeliest tokens, but their log-probs "
+                "are those of "
                 "the full softmax, so importance ratios are not those of the distribution that was sampled "
                 "(docs/design.md)",
                 config.readings.top_k,
@@ -245,23 +246,6 @@ class Swarm:
             node.inbox.mail += mail
 
 
-def largest_message(config: RunConfig, vocab_size: int) -> int:
-    """Bytes of the largest message that any node of the run may send."""
-    shares = [
-        assignment(config.split, config.prompts, config.group_size, len(config.nodes), k)
-        for k in range(len(config.nodes))
-    ]
-    completions = max(sum(len(samples) for _, samples in share) for share in shares)
-    return most_bytes(vocab_size, completions, completions * config.rollout.max_new_tokens)
-
-
-def refuse_unknown_attacks(config: RunConfig) -> None:
-    """Raise UserError for a node whose attack nobody has registered."""
-    for k, node in enumerate(config.nodes):
-        if node.attack is not None and node.attack not in ATTACKS:
-            raise UserError(f"nodes.{k}.attack: {unknown('attack', node.attack, ATTACKS)}")
-
-
 def _vllm_sampler(policy: Policy, settings: NodeConfig, rollout: Rollout, longest: int) -> VllmSampler:
     """An engine that follows a node's policy, with room for `longest` tokens."""
     return VllmSampler(
@@ -298,15 +282,7 @@ def _check_same_tokenizer(nodes: Sequence[Node]) -> None:
         difference = tokenizer_difference(nodes[0].policy.tokenizer, node.policy.tokenizer)
         if difference:
             raise UserError(
-                f"nodes.{node.index}.model: its tokenizer differs from that of nodes.0 ({difference}); nodes exchange "
+                f"nodes.{node.index}.model: its tokenizer differs from that of nodes.0 ({difference}); "
+                f"nodes exchange "
                 "token ids and must share one"
             )
-
-
-def tokenizer_difference(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> str | None:
-    """A token that two tokenizers give different ids, in words; None where they agree on all."""
-    first, second = one.get_vocab(), other.get_vocab()
-    if first == second:
-        return None
-    token = min(t for t in first.keys() | second.keys() if first.get(t) != second.get(t))
-    return f"token {token!r} is {first.get(token)} there and {second.get(token)} here"

@@ -99,6 +99,7 @@ def _begun(plain: list[int], whole: list[int]) -> list[int]:
         if whole[first : first + len(plain)] == plain:
             return whole[: first + len(plain)]
     raise UserError(
-        "prompt: the tokenizer reads a text otherwise where it adds special tokens to it, so that it can't be told which are "
+        "prompt: the tokenizer reads a text otherwise where it adds special tokens to it, so that it can't "
+        "be told which are "
         "to stand before a prompt; take a model with another tokenizer"
     )

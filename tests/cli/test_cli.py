@@ -54,12 +54,18 @@ def test_each_command_has_help(command):
         (None, "no such file"),
         ("nodes: [", "not valid YAML"),
         ("just text", "config.yaml is not valid"),
-        ("name: x\ntrain: {name: gsm8k}\nnodes: [{name: a, model: m}]\nmethod: grpo", "unknown method 'grpo': choose one of alone, fnois"),
-        ("name: x\ntrain: {name: gsm8k}\nnodes: [{name: a, model: m, lr: 1}]\nmethod: alone", "nodes.0.lr: unknown key; the keys here are"),
-        ("name: x\ntrain: {name: mmlu}\nnodes: [{name: a, model: m}]\nmethod: alone", "train.name: Input should be 'gsm8k', 'math500' or 'tiny'"),
-        ("name: x\ntrain: {name: gsm8k}\nnodes: [{name: a, model: m}]\nmethod: ftis", "threshold: method 'ftis' filters and needs one"),
-        ("name: x\ntrain: {name: gsm8k}\nnodes: [{name: a, model: m}]\nmethod: alone\niterations: many", "iterations: Input should be a valid integer"),
-        ("name: x\ntrain: {name: gsm8k}\nnodes: [{name: a, model: m}]\nmethod: alone\nreadings: {preset: book}", "readings.preset: Input should be 'paper', 'code' or 'seed'"),
+        ("name: x\ntrain: {name: gsm8k}\nnodes: [{name: a, model: m}]\nmethod: "
+         "grpo", "unknown method 'grpo': choose one of alone, fnois"),
+        ("name: x\ntrain: {name: gsm8k}\nnodes: [{name: a, model: m, lr: 1}]\nmethod: "
+         "alone", "nodes.0.lr: unknown key; the keys here are"),
+        ("name: x\ntrain: {name: mmlu}\nnodes: [{name: a, model: m}]\nmethod: "
+         "alone", "train.name: Input should be 'gsm8k', 'math500' or 'tiny'"),
+        ("name: x\ntrain: {name: gsm8k}\nnodes: [{name: a, model: m}]\nmethod: "
+         "ftis", "threshold: method 'ftis' filters and needs one"),
+        ("name: x\ntrain: {name: gsm8k}\nnodes: [{name: a, model: m}]\nmethod: alone\niterations: "
+         "many", "iterations: Input should be a valid integer"),
+        ("name: x\ntrain: {name: gsm8k}\nnodes: [{name: a, model: m}]\nmethod: alone\nreadings: {preset: "
+         "book}", "readings.preset: Input should be 'paper', 'code' or 'seed'"),
     ],
 )  # fmt: skip
 def test_a_bad_settings_file_is_one_clear_error(tmp_path, text, says):
@@ -123,7 +129,8 @@ def test_errors_need_no_torch(arguments, tmp_path):
         (["evaluate", "--model", "m", "--limit", "0"], "must be a whole number from 1, given '0'"),
         (["evaluate", "--model", "m", "--temperature", "-1"], "must be a number from 0, given '-1'"),
         (["evaluate", "--model", "m", "--temperature", "1e-40"], "must be 0 (greedy) or from 1e-6"),
-        (["evaluate", "--model", "m", "--temperature", "1", "--seed", "-1"], "must be a whole number from 0, given '-1'"),
+        (["evaluate", "--model", "m", "--temperature", "1", "--seed", "-1"], "must be a whole number from "
+                                                                             "0, given '-1'"),
         (["job", "warm-start", "--tier", "tiny", "--model", "base_small", "--out", "m", "--seed", "-1"], "must be a whole number from 0"),
         (["evaluate", "--model", "m", "--samples", "4"], "several need --temperature above 0"),
         (["evaluate", "--model", "m", "--prompt", "nope"], "unknown prompt 'nope': choose one of"),

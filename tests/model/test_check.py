@@ -68,9 +68,11 @@ FAILS = r"training fails on it \(\w+: .+\); take a model of a supported type \(d
 REFUSED = {
     **dict.fromkeys(("gemma2", "gemma3_text", "gpt_oss"), (WIDE, "only full attention")),
     "mamba": ({"state_size": 4}, "only full attention"),
-    "phi": ({}, "its output layer has a bias"), "gptj": ({**OLD, "rotary_dim": 4}, "its output layer has a bias"),
+    "phi": ({}, "its output layer has a bias"), "gptj": ({**OLD, "rotary_dim": 4}, "its output layer has a "
+                                                                                   "bias"),
     "cohere": (GROUPED, r"off its plain forward's by [\d.]+ nats: its logits aren't .* but scaled or capped"),
-    "rwkv": ({"attention_hidden_size": 32}, r"off its plain forward's by [\d.]+ nats: its attention or its positions"),
+    "rwkv": ({"attention_hidden_size": 32}, r"off its plain forward's by [\d.]+ nats: its attention or its "
+                                            r"positions"),
     "stablelm": ({}, FAILS), "bloom": ({"n_layer": 2, "n_head": 4}, FAILS), "falcon": ({}, FAILS),
     "mpt": ({"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 128}, FAILS),
     "gpt_neo": ({"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]}, FAILS),
@@ -399,7 +401,8 @@ def wider(weights):
 
 @pytest.mark.parametrize("change, says", [
     (renamed, r"tensor base_model.model.model.layers.0.self_attn.\w+.lora_A.weight is in .* \(8 such of 8\)"),
-    (lacking, r"tensor base_model.model.model.layers.0.mlp.down_proj.lora_A.weight is in no file of the adapter"),
+    (lacking, r"tensor base_model.model.model.layers.0.mlp.down_proj.lora_A.weight is in no file of the "
+              r"adapter"),
     (wider, "the adapter doesn't fit its model .*base"),
 ], ids=["renamed", "lacking", "wider"])  # fmt: skip
 def test_an_adapter_whose_keys_do_not_fit_is_refused(tiny, tmp_path, change, says):
@@ -443,7 +446,8 @@ def test_training_goes_on_from_an_adapter(tiny, tmp_path, make_config, lora):
 @pytest.mark.parametrize("lora, says", [
     (Lora(r=8, alpha=8), "lora.r: 8, but the adapter that is trained on has 4"),
     (Lora(r=4, alpha=16), "lora.alpha: 16, but .* has 8"),
-    (Lora(r=4, alpha=8, target_modules=("q_proj",)), r"lora.target_modules: \['q_proj'\], but .* has \['down_proj', 'q_proj'\]"),
+    (Lora(r=4, alpha=8, target_modules=("q_proj",)), r"lora.target_modules: \['q_proj'\], but .* has "
+                                                     r"\['down_proj', 'q_proj'\]"),
     (Lora(r=4, alpha=8, target_modules="all-linear"), "lora.target_modules: all-linear, but"),
     (Lora(r=4, alpha=8), r"lora.target_modules: \['q_proj', 'v_proj'\], but"),
 ])  # fmt: skip

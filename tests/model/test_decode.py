@@ -55,7 +55,7 @@ def step_by_step(policy, forks, lengths, assert_close):
                 d.fork(torch.tensor(forks[step]))
             fed += [fed[branch] for branch in forks[step]]
         tokens = torch.randint(vocabulary, (len(fed),), generator=random)
-        fed = [f + [t] for f, t in zip(fed, tokens.tolist())]
+        fed = [[*f, t] for f, t in zip(fed, tokens.tolist())]
         ours, theirs = fused.step(tokens), model.step(tokens)
         assert_close(ours, theirs)
         fresh = torch.stack([policy.hidden(input_ids=torch.tensor([f]))[0, -1] for f in fed])

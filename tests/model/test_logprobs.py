@@ -68,7 +68,7 @@ def test_accumulate_is_autograd_of_the_plain_path(monkeypatch, chunk, longest, t
     seen = {}
 
     def loss_of(part, logp, entropy):
-        seen.update({k: True for k in range(part.start, part.stop)})
+        seen.update(dict.fromkeys(range(part.start, part.stop), True))
         parts = logp.split(LENGTHS[part])
         return sum((k + 1) * p.exp().sum() * p.mean() for k, p in zip(range(part.start, part.stop), parts))
 

@@ -308,7 +308,8 @@ def test_strangers_are_refused_and_the_node_still_comes(tmp_path, monkeypatch, c
     assert set(first) == {1} and set(second) == {0}
     assert answer == b"" or isinstance(answer, ConnectionResetError)
     why = {
-        "silent": "timed out", "noise": "doesn't speak this protocol", "another run": "belongs to another run",
+        "silent": "timed out", "noise": "doesn't speak this "
+                                        "protocol", "another run": "belongs to another run",
         "no secret": "proof is wrong", "not awaited": "node 5 isn't awaited", "huge facts": "facts of 2147483648 bytes",
     }[case]  # fmt: skip
     assert (

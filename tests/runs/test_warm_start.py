@@ -26,7 +26,8 @@ def easy(tmp_path_factory):
     """Sixteen sums in GSM8K's format, in words that the tiny tokenizer has."""
     path = tmp_path_factory.mktemp("easy") / "train.jsonl"
     rows = [
-        {"question": f"Tom has {a} pens, buys {b}. How many pens now?", "answer": f"{a}+{b}=<<{a}+{b}={a + b}>>{a + b}\n#### {a + b}"}
+        {"question": f"Tom has {a} pens, buys {b}. How many pens "
+                     f"now?", "answer": f"{a}+{b}=<<{a}+{b}={a + b}>>{a + b}\n#### {a + b}"}
         for a in range(2, 6) for b in range(2, 6)
     ]  # fmt: skip
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -269,7 +269,8 @@ PARTITIONS = "The partitions here are cancel, cpu, gpu, requeue, urgent"
         ),
         (
             ["--default-resources", "slurm_extra='--qos=high'"],
-            r"a \w+ job can't be submitted: .*not allowed in the 'slurm_extra' parameter.* Rows for .*qos, constraint",
+            r"a \w+ job can't be submitted: .*not allowed in the 'slurm_extra' parameter.* Rows for .*qos, "
+            r"constraint",
         ),
     ],
 )

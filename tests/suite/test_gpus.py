@@ -151,12 +151,16 @@ def test_machines_with_too_few(tmp_path):
     [
         (
             ("2.13.0+cu130", "13.0", "550.54.15"),
-            r"CUDA 13.0 needs driver 580 or newer; .* \(cu126 needs 525\), e.g. pip install torch==2.13.0 .*/cu126. "
+            r"CUDA 13.0 needs driver 580 or newer; .* \(cu126 needs 525\), e.g. pip install torch==2.13.0 "
+            r".*/cu126. "
             + r"Here: NVIDIA driver 550.54.15, torch 2.13.0\+cu130, built for CUDA 13.0.",
         ),
-        (("2.13.0+cpu", None, "580.65"), "this torch is built without CUDA; install one that is, e.g. pip install"),
-        (("2.13.0", "12.6", None), "no NVIDIA driver is loaded; .*Here: NVIDIA driver none, torch 2.13.0, built for CUDA 12.6"),
-        (("2.13.0", "12.8", "550.54"), r"CUDA doesn't start \(no CUDA-capable device\); see what nvidia-smi says"),
+        (("2.13.0+cpu", None, "580.65"), "this torch is built without CUDA; install one that is, e.g. pip "
+                                         "install"),
+        (("2.13.0", "12.6", None), "no NVIDIA driver is loaded; .*Here: NVIDIA driver none, torch 2.13.0, "
+                                   "built for CUDA 12.6"),
+        (("2.13.0", "12.8", "550.54"), r"CUDA doesn't start \(no CUDA-capable device\); see what nvidia-smi "
+                                       r"says"),
     ],
 )  # fmt: skip
 def test_why_torch_sees_no_gpu_and_what_to_do(facts, told, tmp_path):
@@ -176,8 +180,10 @@ def test_why_torch_sees_no_gpu_and_what_to_do(facts, told, tmp_path):
 @pytest.mark.parametrize(
     ("text", "version"),
     [
-        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n", "550.54.15"),
-        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build\n", "570.124.06"),
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC "
+         "2024\n", "550.54.15"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release "
+         "Build\n", "570.124.06"),
         (None, None),
     ],
 )  # fmt: skip

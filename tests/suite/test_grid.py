@@ -187,7 +187,8 @@ def test_a_tier_has_the_runs_that_it_has_models_for():
         *(f"fig{n}" for n in (1, 2, 3, 4, 8, 9, 10, 11, 12)), "table1", "table2"
     )  # fmt: skip
     with pytest.raises(
-        UserError, match="tier small has no model coder_small and no coder_large; it has base_small, base_large, "
+        UserError, match="tier small has no model coder_small and no coder_large; it has base_small, "
+                         "base_large, "
     ):  # fmt: skip
         Suite.load().resolve("small", Suite.load().run("size_coder-nois-vertical-s42"))
     with pytest.raises(UserError, match="fig5: tier small has no models for .*fig8"):

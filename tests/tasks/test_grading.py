@@ -817,7 +817,8 @@ PUMPS = [
     *(r"\approx ", r"\ne ", r"\mathrm{e}", r"\{x|", r"\choose", "]", "[,", r"\mathbb{R}", r"5\begin{pmatrix}", "a+", "x=1,"),
 ]  # fmt: skip
 FRAMES = [
-    *("%s", "%s!", "The answer is%sabout 5", "$5%s}", "x =%s5", r"\text{%s}", "^%s", "a^%s!", "5/%s!", "5%s/5"),
+    *("%s", "%s!", "The answer is%sabout "
+                   "5", "$5%s}", "x =%s5", r"\text{%s}", "^%s", "a^%s!", "5/%s!", "5%s/5"),
     *(r"\frac{5}{%s", r"\frac{%s}{5!}", "(" * 29 + "x = %s" + ")" * 29),
 ]  # fmt: skip
 
@@ -862,8 +863,6 @@ PIECES = st.sampled_from(
         "$",
         r"\frac",
         "{1}{2}",
-    ]
-    + [
         r"\text{ cm}",
         " or ",
         "=",
@@ -881,7 +880,7 @@ PIECES = st.sampled_from(
         r"\cup",
         "\x00",
         "é",
-        "\ud800",
+        "�",
     ]
 )
 

@@ -85,7 +85,7 @@ def test_threads_share_the_pool():
     results = {}
 
     def work(k):
-        items = [(rf"\boxed{{{a}}}", g, "math500") for g, a in ALGEBRA[k:] + [(r"\pi", rf"{k + 2}\pi")]]
+        items = [(rf"\boxed{{{a}}}", g, "math500") for g, a in [*ALGEBRA[k:], (r"\pi", rf"{k + 2}\pi")]]
         results[k] = [v.answer for v in grade_many(items)]
 
     threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]

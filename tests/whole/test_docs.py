@@ -58,7 +58,7 @@ def test_readme_is_short():
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_links_lead_somewhere(page):
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    for link, anchor in re.findall(r"\]\(([^)\s#]*)(#[^)\s]*)?\)", text):
+    for link, _anchor in re.findall(r"\]\(([^)\s#]*)(#[^)\s]*)?\)", text):
         if "://" not in link:
             assert (page.parent / link).exists(), link
 

@@ -26,9 +26,17 @@ PUBLISHED = Path("paper_figures/published")
 RESULTS = Path("docs/results.md")
 EXACT = PUBLISHED / "exact"
 KEPT = (
-    "tidy/*.csv", "table*.csv", "table*.tex", "fig*.csv", "fig*.png", "fig*.pdf", "claims*", "economics*", "ablation-*",
+    "tidy/*.csv",
+    "table*.csv",
+    "table*.tex",
+    "fig*.csv",
+    "fig*.png",
+    "fig*.pdf",
+    "claims*",
+    "economics*",
+    "ablation-*",
     "provenance.json",
-)  # fmt: skip
+)
 
 
 def claims_table(path: Path) -> str:
@@ -101,11 +109,13 @@ def publish_exact(source: Path, changed: bool) -> str:
     git = json.loads((source / "provenance.json").read_text())["git"] or {}
     if (not git or git["dirty"]) and not changed:
         sys.exit(
-            f"{source} was made by files that no commit has; make it again from a clean checkout, or say --mixed"
+            f"{source} was made by files that no commit has; make it again from a clean checkout, or say "
+            f"--mixed"
         )
     said = copied(source, EXACT, ("*.csv", "*.png", "*.pdf", "provenance.json"))
     (EXACT / "README.md").write_text(
-        f"The exact study, as `ftis job exact` made it at commit {git.get('commit', 'none')}. docs/exact.md says what it shows; a "
+        f"The exact study, as `ftis job exact` made it at commit {git.get('commit', 'none')}. docs/exact.md "
+        f"says what it shows; a "
         "test computes `exact_findings.csv` from the tables.\n"
     )
     return said
@@ -121,10 +131,13 @@ def publish_tier(tier: str, source: Path, mixed: bool) -> str:
     said = copied(source, target, KEPT)
     (target / "README.md").write_text(
         f"Results of the tier `{tier}`, as `{facts['command']}` made them at commit {facts['commit']} (seeds "
-        f"{facts['seeds']}; {facts['processor']}; torch {facts['torch']}). `tidy/` holds what the tables and claims are "
-        "computed from (columns: `ftis/study/tidy.py`); a test recomputes them, and claims and economics are made anew from them "
+        f"{facts['seeds']}; {facts['processor']}; torch {facts['torch']}). `tidy/` holds what the tables "
+        f"and claims are "
+        "computed from (columns: `ftis/study/tidy.py`); a test recomputes them, and claims and economics "
+        "are made anew from them "
         "where their code has changed since. An ablation's rows name their own commit and "
-        f"processor. All of it in one page:\n\n    ftis report --tier {tier} --artefacts {target} --exact {EXACT} --out report.html\n"
+        f"processor. All of it in one page:\n\n    ftis report --tier {tier} --artefacts {target} --exact "
+        f"{EXACT} --out report.html\n"
     )
     if tier == "tiny":  # the page is about this one
         RESULTS.write_text(with_claims(RESULTS.read_text(), claims_table(target / "claims.csv")))

@@ -23,6 +23,7 @@ from torch import Tensor
 from ftis.errors import UserError
 from ftis.model.vllm.push import Reader, Writer
 from ftis.orphans import die_with
+import contextlib
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # no process below this one
@@ -65,7 +66,8 @@ class EngineError(UserError):
         )
         if any(said in what for said in NEIGHBOUR):
             remedy = (
-                "Another process uses the same card: give each engine a card of its own (`gpus`), with nodes of a run "
+                "Another process uses the same card: give each engine a card of its own (`gpus`), with "
+                "nodes of a run "
                 "that share one under transport local"
             )
         super().__init__(f"vLLM: {what.rstrip('.')}. What it printed stands above. {remedy}")
@@ -120,10 +122,8 @@ class Engine:
         self._answer()
 
     def _call(self, name: str, *args: Any) -> Any:
-        try:
+        with contextlib.suppress(OSError):
             self.pipe.send((name, args))
-        except OSError:
-            pass
         return self._answer()
 
     def _answer(self) -> Any:

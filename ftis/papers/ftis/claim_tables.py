@@ -199,7 +199,8 @@ def claims_tex(claims: pd.DataFrame, tier: str) -> str:
     how = "sampled at T=1" if "sampled" in set(claims["decoding"]) else "of greedy decoding"
     caption = (
         f"The paper's claims, tier {tier}. Accuracy {how}; effect of the decisive component in points (claim "
-        "10: bytes a token, range over nodes), t-interval over paired seeds, at 95 % for all of a claim's tests; verdicts by "
+        "10: bytes a token, range over nodes), t-interval over paired seeds, at 95 % for all of a claim's "
+        "tests; verdicts by "
         f"Holm over the claims at familywise 5 %; level: within {100 * MARGIN:g} points; needed: seeds "
         "for that verdict with 80 % power at the observed effect and spread."
     )

@@ -24,8 +24,9 @@ from ftis.runs.processes.membership import Roll, agree
 from ftis.runs.processes.rendezvous import Facts, address_file, join
 from ftis.runs.processes.sockets import SocketTransport
 from ftis.runs.train import begin, claimed, kept_iterations, save
-from ftis.swarm.loop import Swarm, largest_message
+from ftis.swarm.loop import Swarm
 from ftis.swarm.message import Message, encode, pack
+from ftis.swarm.share import largest_message
 
 log = logging.getLogger(__name__)
 

@@ -140,7 +140,8 @@ def progress(data: pd.DataFrame) -> Figure:
         axes[0][0],
         "Noise, and the first-order gain in reward of a step (exact), two nodes, vertical",
         f"{BAND} Dotted: a node that trains on its own half of the swarm's prompts alone. {settings(data)} "
-        f"VIS leaves the top panels: up to {data.loc[data['method'] == 'vis', 'sd'].max():.0f} times Alone's.",
+        f"VIS leaves the top panels: up to {data.loc[data['method'] == 'vis', 'sd'].max():.0f} times "
+        f"Alone's.",
     )
     return figure
 
@@ -266,7 +267,10 @@ def cap(data: pd.DataFrame) -> Figure:
     for axis in axes[1]:
         axis.set_yscale("log")
         axis.set_ylim(0.7, 30)
-    note = f"{BAND} Two nodes, vertical. A weight per sequence without a cap is unbiased; its noise is the price."
+    note = (
+        f"{BAND} Two nodes, vertical. A weight per sequence without a cap is unbiased; its noise is the "
+        "price."
+    )
     finish(figure, axes[0][0], "TIS: the cap C, and the level of the weight (exact)", note)
     return figure
 
@@ -328,8 +332,10 @@ def halves(data: pd.DataFrame) -> Figure:
     finish(
         figure,
         axes[0][0],
-        "What foreign successes and foreign failures point at, and what a step of only one of them loses (exact)",
-        f"{BAND} The own groups stay whole; what is left out still counts in the advantages. Two nodes, vertical.",
+        "What foreign successes and foreign failures point at, and what a step of only one of them loses "
+        "(exact)",
+        f"{BAND} The own groups stay whole; what is left out still counts in the advantages. Two nodes, "
+        f"vertical.",
     )
     return figure
 

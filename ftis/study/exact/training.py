@@ -57,7 +57,15 @@ def training_study() -> pd.DataFrame:
             logps = [token_logps(node, node.theta) for node in nodes]
             for k, role in enumerate(NODES):
                 rows.append(
-                    {"problem": seed, "kind": kind, "start": start, "method": method, "node": role, "step": step,
-                     "reward": success(nodes[k], nodes[k].theta), "kl": kl(logps[1 - k], logps[k])}
-                )  # fmt: skip
+                    {
+                        "problem": seed,
+                        "kind": kind,
+                        "start": start,
+                        "method": method,
+                        "node": role,
+                        "step": step,
+                        "reward": success(nodes[k], nodes[k].theta),
+                        "kl": kl(logps[1 - k], logps[k]),
+                    }
+                )
     return pd.DataFrame(rows)

@@ -78,9 +78,12 @@ def claims(source: Source, words: Words) -> list[Block]:
     heads = ["", "Claim, and the test that decides it", "Verdict", "Effect", "95 % interval", "Greedy"]
     how = "sampled at T = 1" if "sampled" in set(table.get("decoding", ())) else "of greedy decoding"
     caption = (
-        f"Effects in points of accuracy {how}, over paired seeds, where no unit stands; a positive one speaks for "
-        f"the claim, except in a test of being level. Intervals hold for all tests of a claim together; {words.claims}. "
-        "Greedy: the same effect under greedy decoding, which decides nothing. docs/claims.md says how a verdict comes about."
+        f"Effects in points of accuracy {how}, over paired seeds, where no unit stands; a positive one "
+        f"speaks for "
+        f"the claim, except in a test of being level. Intervals hold for all tests of a claim together; "
+        f"{words.claims}. "
+        "Greedy: the same effect under greedy decoding, which decides nothing. docs/claims.md says how a "
+        "verdict comes about."
     )
     notes = [Text(f"{row.note}.", f"Claim {number(row.claim)}:") for row in table.itertuples() if row.note]
     blocks: list[Block] = [Table([*heads, "Seeds"], rows, caption)]
@@ -97,8 +100,10 @@ def components(source: Source) -> list[Block]:
     ]
     heads = ["Claim", "Test", "Verdict", "Effect", "95 % interval", "Greedy", "Needed"]
     caption = (
-        "Effects in points of accuracy. Each test's own interval; verdicts and needed seeds by a correction over "
-        "all tests of this table, so that each may be quoted by itself. Needed: seeds for that verdict with a chance of "
+        "Effects in points of accuracy. Each test's own interval; verdicts and needed seeds by a correction "
+        "over "
+        "all tests of this table, so that each may be quoted by itself. Needed: seeds for that verdict with "
+        "a chance of "
         "80 %, at this effect and spread."
     )
     return [Fold("Every test behind the claims", [Table(heads, rows, caption)])]

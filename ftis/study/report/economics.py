@@ -68,9 +68,12 @@ def joining(source: Source) -> list[Block]:
     heads += ["Gain, equal seconds", "95 % interval"]
     heads += ["Own tokens / alone", "Traffic", "Break-even"]
     caption = (
-        "Gains over alone in points of validation accuracy: at the end, when both had sampled as many tokens, and "
-        "when both had worked as long (where the first of the two ends). Tokens and traffic an iteration. Break-even: "
-        "the bandwidth above which moving the bytes takes less time than joining saves here in sampling, grading and "
+        "Gains over alone in points of validation accuracy: at the end, when both had sampled as many "
+        "tokens, and "
+        "when both had worked as long (where the first of the two ends). Tokens and traffic an iteration. "
+        "Break-even: "
+        "the bandwidth above which moving the bytes takes less time than joining saves here in sampling, "
+        "grading and "
         "checking; a dash where a saving isn't established (its 95 % interval reaches 0)."
     )
     return [Table(heads, rows, caption), Fold("All columns of economics.csv", [any_table(table)])]

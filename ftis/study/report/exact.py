@@ -20,7 +20,8 @@ EXACT = {
     ),
     "exact_halves": (
         ("halves",),
-        "whether foreign successes or foreign failures point the right way, and what leaving the others out loses.",
+        "whether foreign successes or foreign failures point the right way, and what leaving the others out "
+        "loses.",
     ),
     "exact_cap": (
         ("cap",),
@@ -42,7 +43,8 @@ def exact_study(study: Source | None) -> list[Block]:
         return [Missing("No folder of the exact study was given.")]
     about = Text(
         "A policy small enough to enumerate: what each method's update is on average and how much it "
-        "scatters, computed and not sampled. Problems are drawn at random: se is the standard error over them. "
+        "scatters, computed and not sampled. Problems are drawn at random: se is the standard error over "
+        "them. "
         "docs/exact.md says what it can show."
     )
     others = {path.stem for path in study.folder.glob("*.png")} - set(EXACT)

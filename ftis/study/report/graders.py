@@ -25,8 +25,10 @@ OPEN = 2
 VERDICTS = {"True": "✓ right", "False": "✗ wrong", "": "gave up"}
 PLACES = {"id": "in distribution", "ood": "out of distribution"}
 ABOUT = (
-    "Others' numbers are often made with math-verify. Its verdict here is that of its defaults on the whole completion: "
-    "it looks for the answer by its own rules, where ours asks for a complete <answer> tag or \\boxed{}. Claims, figures "
+    "Others' numbers are often made with math-verify. Its verdict here is that of its defaults on the whole "
+    "completion: "
+    "it looks for the answer by its own rules, where ours asks for a complete <answer> tag or \\boxed{}. "
+    "Claims, figures "
     "and all else here go by ours. docs/grading.md says what either accepts."
 )
 
@@ -63,8 +65,10 @@ def graders(source: Source) -> list[Block]:
         "Gave up",
     ]
     caption = (
-        "Accuracy over the answers of all models and runs by each grader, the difference in points, the answers that "
-        "only one of them accepts, and those on which math-verify gave up (its time was over or its process died), which count as wrong."
+        "Accuracy over the answers of all models and runs by each grader, the difference in points, the "
+        "answers that "
+        "only one of them accepts, and those on which math-verify gave up (its time was over or its process "
+        "died), which count as wrong."
     )
     overall = Table(["Benchmark", *heads], rows, caption)
     blocks = [Text(ABOUT), overall, *attempt(by_method, source, scores, heads)]
@@ -132,7 +136,8 @@ def where_they_differ(source: Source) -> list[Block]:
         folded += [title, *rows[OPEN:]] if rows[OPEN:] else []
     heads = ["Question", "Gold", "Ours read", "math-verify read", "Ours", "math-verify", "Alike"]
     caption = (
-        "Answers on which the graders differ, by our reason: what each took for the answer, both verdicts, and how "
+        "Answers on which the graders differ, by our reason: what each took for the answer, both verdicts, "
+        "and how "
         "many completions of all runs say the same. graded.jsonl in a run's folder has them all."
     )
     more = [Fold("More answers on which they differ", [Table(heads, folded)])] if folded else []

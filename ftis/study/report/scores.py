@@ -22,7 +22,7 @@ from ftis.suite.suite import Suite
 def all_scores(source: Source) -> list[Block]:
     """Mean and spread over seeds of every benchmark, of every kind of run."""
     kinds = ["setup", "method", "g", "split", "variant", "role"]
-    texts = {name: str for name in kinds}
+    texts = dict.fromkeys(kinds, str)
     runs = source.csv("tidy/runs.csv", ["run", "node", "seed", "label", *kinds], dtype=texts)
     runs[kinds] = runs[kinds].fillna("")
     needs = ["run", "node", "benchmark", "decoding", "accuracy", "format_rate"]

@@ -97,7 +97,7 @@ def _is_zero(x, digits: int) -> bool:
 
 def _vague(value) -> bool:
     """Whether evalf found no digit in either part: it is zero, or lies below what was looked at."""
-    return all(part == 0 or part.is_Float and part._prec < 20 for part in value.as_real_imag())
+    return all(part == 0 or (part.is_Float and part._prec < 20) for part in value.as_real_imag())
 
 
 def warm_up() -> None:

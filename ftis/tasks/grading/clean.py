@@ -237,7 +237,7 @@ def split(text: str, separator: re.Pattern) -> list[str]:
         if depths[match.start()] == 0 and match.start() >= start:
             parts.append(text[start : match.start()])
             start = match.end()
-    return parts + [text[start:]]
+    return [*parts, text[start:]]
 
 
 def squeeze(text: str) -> str:

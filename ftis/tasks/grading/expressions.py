@@ -77,7 +77,7 @@ class _Reader:
     def take(self, *wanted: str) -> str:
         """The next token if it is one of `wanted` (any if none are given), else Unreadable."""
         token = self.token
-        if not token or wanted and token not in wanted:
+        if not token or (wanted and token not in wanted):
             raise Unreadable("unreadable")
         self.place += 1
         return token
@@ -115,7 +115,7 @@ class _Reader:
                     self.skip("+")
             elif self.starts_factor():
                 # two numbers side by side are no product, `1/2x` has two readings
-                if divided or mixed or first + 1 == self.place and self.digits() and self.digits(first):
+                if divided or mixed or (first + 1 == self.place and self.digits() and self.digits(first)):
                     raise Unreadable("unreadable")
                 divided = alone = False
             else:
@@ -123,15 +123,17 @@ class _Reader:
 
     def digits(self, place: int | None = None) -> bool:
         token = self.tokens[self.place if place is None else place]
-        return token[:1].isdigit() or len(token) > 1 and token[0] == "."
+        return token[:1].isdigit() or (len(token) > 1 and token[0] == ".")
 
     def starts_factor(self) -> bool:
         token = self.token
         return (
             self.digits()
             or token.isalpha()
-            or token in (*_CLOSING, *_CONSTANTS, *_NAMES, r"\frac", r"\sqrt", r"\binom")
-            and (token != "|" or not self.bars)
+            or (
+                token in (*_CLOSING, *_CONSTANTS, *_NAMES, r"\frac", r"\sqrt", r"\binom")
+                and (token != "|" or not self.bars)
+            )
             or token[1:] in _FUNCTIONS
         )
 
@@ -168,7 +170,7 @@ class _Reader:
 
     def base(self) -> sympy.Expr:
         token = self.take()
-        if token[0].isdigit() or len(token) > 1 and token[0] == ".":
+        if token[0].isdigit() or (len(token) > 1 and token[0] == "."):
             return sympy.Rational(token)
         if token in _CLOSING:
             return self.bracketed(token)
@@ -182,7 +184,7 @@ class _Reader:
             degree = self.bracketed(self.take()) if self.token == "[" else sympy.Integer(2)
             inside = self.argument(number=True)
             return sympy.Pow(inside, sympy.Pow(degree, -1, evaluate=False), evaluate=False)
-        if token in _NAMES or len(token) == 1 and token.isascii() and token.isalpha():
+        if token in _NAMES or (len(token) == 1 and token.isascii() and token.isalpha()):
             return self.symbol(token)
         raise Unreadable("unreadable")
 
@@ -207,7 +209,7 @@ class _Reader:
             return sympy.Rational(token)
         if token in _CONSTANTS:
             return _CONSTANTS[token]
-        if token in _NAMES or len(token) == 1 and token.isalpha():
+        if token in _NAMES or (len(token) == 1 and token.isalpha()):
             return self.symbol(token)
         raise Unreadable("unreadable")
 
@@ -259,7 +261,7 @@ class _Reader:
         simple = self.digits() or self.token.isalpha() or self.token in _CONSTANTS or self.token in _NAMES
         factors = [self.powered(self.base())]
         while simple and (
-            self.token.isalpha() and self.token != "e" or self.token == r"\pi" or self.token in _NAMES
+            (self.token.isalpha() and self.token != "e") or self.token == r"\pi" or self.token in _NAMES
         ):
             factors.append(self.powered(self.base()))
         if self.starts_factor() and self.token[1:] not in _FUNCTIONS:

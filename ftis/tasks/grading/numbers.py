@@ -188,13 +188,13 @@ def _one_number(text: str) -> tuple[Fraction | int | None, str]:
         return None, "no_number"
     gaps = [text[a.end() : b.start()] for a, b in itertools.pairwise(runs)]
     fraction = bool(gaps) and gaps[-1].strip() == "/" and all(run[0].isdigit() for run in runs)
-    if len(runs) > 1 and not (fraction and (len(runs) == 2 or len(runs) == 3 and gaps[0].isspace())):
+    if len(runs) > 1 and not (fraction and (len(runs) == 2 or (len(runs) == 3 and gaps[0].isspace()))):
         return None, "many_numbers"
     if not all(_GROUPED.fullmatch(run[0]) and len(run[0]) < 400 for run in runs):
         return None, "bad_number"
     if fraction:
         top, bottom = int(runs[-2][0]), int(runs[-1][0])
-        if bottom < 2 or Fraction(top, bottom).denominator != bottom or len(runs) == 3 and top > bottom:
+        if bottom < 2 or Fraction(top, bottom).denominator != bottom or (len(runs) == 3 and top > bottom):
             return None, "work"
         value = Fraction(top, bottom) + (int(runs[0][0]) if len(runs) == 3 else 0)
     else:
@@ -203,7 +203,7 @@ def _one_number(text: str) -> tuple[Fraction | int | None, str]:
     words, signs = lead["words"], (lead["minus"] or "")[:1] + lead["sign"] + lead["inner"]
     # "total - 18" may hold a dash or a minus, "x18" and "2-18" hold no number of their own
     called = words[-1:] in ("(", "[") and words[-2:-1].isalpha()  # sqrt(81)
-    apart = not words or lead["space"] or words[-1] in ":([\"'" and not called
+    apart = not words or lead["space"] or (words[-1] in ":([\"'" and not called)
     dash = lead["sign"] and lead["gap"] and words and words[-1] not in ":("
     if tail is None or not apart or dash or len(signs) > 1 or not _BEFORE.fullmatch(words):
         return None, "work"

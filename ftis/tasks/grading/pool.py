@@ -88,7 +88,10 @@ class _Worker:
         self.ready = False
 
     def start(self) -> None:
-        code = f"import sys; sys.path.append({_ROOT!r}); import ftis.tasks.grading.pool as g; g.serve({os.getpid()})"
+        code = (
+            f"import sys; sys.path.append({_ROOT!r}); import ftis.tasks.grading.pool as g; "
+            f"g.serve({os.getpid()})"
+        )
         self.ready = False
         self.buffer = b""
         self.process = subprocess.Popen(

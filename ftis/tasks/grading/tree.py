@@ -132,7 +132,7 @@ def _exact_side(sides: list[str], depth: int) -> Node:
     exact, _, _ = split_unit(sides[0].strip())
     rounded = number_in(split_unit(sides[-1].strip(" .").removesuffix("\\ldots").removesuffix("\\dots"))[0])
     last = split(exact, _EQUALS)[-1].strip()
-    if len(sides) > 2 or rounded is None or not last or _NAME.fullmatch(last) and letters(squeeze(last)):
+    if len(sides) > 2 or rounded is None or not last or (_NAME.fullmatch(last) and letters(squeeze(last))):
         raise Unreadable("hedged")
     value, digits = number_in(last), len(sides[-1].strip(" .").partition(".")[2])
     if value is not None and abs(value - rounded) > Fraction(1, 10**digits):
@@ -149,7 +149,7 @@ def _interval_form(text: str, depth: int) -> Node | None:
         return parse(r"(-\infty,\infty)", depth + 1)
     sides = split(text, _NOT)
     hole = _ALL_BUT.fullmatch(text)
-    if hole or len(sides) == 2 and re.fullmatch("[a-zA-Z]", sides[0].strip()) and "," not in sides[1]:
+    if hole or (len(sides) == 2 and re.fullmatch("[a-zA-Z]", sides[0].strip()) and "," not in sides[1]):
         hole = hole[1] if hole else sides[1]
         return parse(rf"(-\infty,{hole})\cup({hole},\infty)", depth + 1)
     if match := _SUCH_THAT.fullmatch(text):

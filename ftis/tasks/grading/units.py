@@ -129,7 +129,7 @@ def is_unit(name: str) -> bool:
 def is_word(word: str) -> bool:
     """Whether letters are no product of variables: four or more with a vowel (`abcd` isn't), or known
     ones."""
-    if _SHORT_WORDS.fullmatch(word) or len(word) > 1 and unit_name(word) in UNIT_NAMES:
+    if _SHORT_WORDS.fullmatch(word) or (len(word) > 1 and unit_name(word) in UNIT_NAMES):
         return True
     word = word[:1].lower() + word[1:]
     return len(word) > 3 and word.islower() and bool(re.search("[aeiouy]", word)) and word not in _ALPHABET

@@ -18,11 +18,11 @@ HEAD = """\
 
 Made from the settings' classes by `workflow/scripts/settings_page.py`; `ftis settings` prints the same.
 
-A run is one YAML or JSON file; [pair.yaml](../examples/pair.yaml) is a small one. Unknown keys and wrong types are \
-errors that name the field and what exists. Each setting can be replaced by its dotted name, list entries by their \
-index: `ftis train my.yaml --out results/my --set optim.warmup=5 --set nodes.0.learning_rate=1e-6`, \
-or `ftis.load_run("my.yaml", {"optim.warmup": 5}, cap=1.0)`. In a tier's file (`workflow/config/tiers/`) those of a \
-run stand under `run`, those of its nodes under `node`.
+A run is one YAML or JSON file; [pair.yaml](../examples/pair.yaml) is a small one. Unknown keys and wrong \
+types are errors that name the field and what exists. Each setting can be replaced by its dotted name, \
+list entries by their index: `ftis train my.yaml --out results/my --set optim.warmup=5 --set \
+nodes.0.learning_rate=1e-6`, or `ftis.load_run("my.yaml", {"optim.warmup": 5}, cap=1.0)`. In a tier's file \
+(`workflow/config/tiers/`) those of a run stand under `run`, those of its nodes under `node`.
 """
 
 

@@ -7,6 +7,7 @@ have one under any transport, and nothing but this file imports vLLM.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -23,7 +24,6 @@ from torch import Tensor
 from ftis.errors import UserError
 from ftis.model.vllm.push import Reader, Writer
 from ftis.orphans import die_with
-import contextlib
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # no process below this one

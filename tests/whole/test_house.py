@@ -61,8 +61,8 @@ def test_no_file_is_long():
 
 
 def test_the_core_can_be_read_at_one_sitting():
-    """At most 2,500 lines of code. Its docstrings, comments and blank lines come on top: `wc -l` says a good
-    3,000."""
+    """At most 2,500 lines of code. Its docstrings, comments and blank lines come on top: `wc -l` says
+    nearly 3,900."""
     assert sum(code_lines(path.read_text()) for path in CORE) <= 2500
 
 

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from ftis.method.weightings import TIS, VIS, NoWeight, Terms
     from ftis.model.loading import load_policy
     from ftis.model.policy import Policy
+    from ftis.runs.ask import sample
     from ftis.runs.evaluate import evaluate
     from ftis.runs.folder import RunFolder
     from ftis.runs.train import train
     from ftis.study.tidy import read_tidy
     from ftis.suite.suite import Suite
-    from ftis.swarm.asking import sample
     from ftis.swarm.loop import Swarm
     from ftis.tasks.grading.verdict import Verdict, grade
 
@@ -48,7 +48,7 @@ _ROOMS = {
     "runs.train": ("train",),
     "study.tidy": ("read_tidy",),
     "suite.suite": ("Suite",),
-    "swarm.asking": ("sample",),
+    "runs.ask": ("sample",),
     "swarm.loop": ("Swarm",),
     "tasks.grading.verdict": ("Verdict", "grade"),
 }

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from ftis.swarm.message import Rollouts, pack
 from ftis.swarm.metrics import NodeLine, statistics
 from ftis.swarm.samples import Sampled, Samples
 from ftis.swarm.share import assignment
-from ftis.swarm.update import Broken, Pass, Update, after, logprobs_now, update
+from ftis.swarm.update import Broken, Pass, Update, logprobs_now, update
 from ftis.tasks.grading.verdict import Verdict, grade_many, is_fault
 from ftis.tasks.problems import Problem
 
@@ -193,7 +193,7 @@ class Node:
                 if made.broken is not None:
                     self._leave_out(step, k, made, samples, advantages)
                     continue
-                passes += after(made.passes, len(norms))
+                passes += [replace(one, before=len(norms)) for one in made.passes]
                 norms.append(made.norm)
         own, verdicts = sampled.rollouts, sampled.verdicts
         return NodeLine(

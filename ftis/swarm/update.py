@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -173,11 +173,6 @@ def padded(values: Sequence[np.ndarray], like: Tensor) -> Tensor:
     for line, value in zip(out, values):
         line[: len(value)] = value
     return torch.from_numpy(out).to(like.device)
-
-
-def after(passes: Sequence[Pass], steps: int) -> list[Pass]:
-    """The passes, marked as made after so many optimizer steps of the iteration."""
-    return [replace(one, before=steps) for one in passes]
 
 
 def _broken_loss(passes: Sequence[Pass]) -> str:

@@ -25,8 +25,8 @@ from ftis.runs.processes.rendezvous import Facts, address_file, join
 from ftis.runs.processes.sockets import SocketTransport
 from ftis.runs.train import begin, claimed, kept_iterations, save
 from ftis.swarm.loop import Swarm
-from ftis.swarm.message import Message, encode, pack
-from ftis.swarm.share import largest_message
+from ftis.swarm.message import Message, encode, most_bytes, pack
+from ftis.swarm.share import assignment
 
 log = logging.getLogger(__name__)
 
@@ -191,3 +191,13 @@ def _check_same_tokenizer(everyone: Mapping[int, Facts], config: RunConfig) -> N
                 "nodes "
                 "exchange token ids and must share one"
             )
+
+
+def largest_message(config: RunConfig, vocab_size: int) -> int:
+    """Bytes of the largest message that any node of the run may send."""
+    shares = [
+        assignment(config.split, config.prompts, config.group_size, len(config.nodes), k)
+        for k in range(len(config.nodes))
+    ]
+    completions = max(sum(len(samples) for _, samples in share) for share in shares)
+    return most_bytes(vocab_size, completions, completions * config.rollout.max_new_tokens)

@@ -175,6 +175,8 @@ class RunConfig:
     """Iterations between resumable states."""
     threads: int | None = Field(default=None, ge=1, le=4096)
     """torch CPU threads of a process; None: torch's default."""
+    tracker: Literal["none", "tensorboard", "wandb", "trackio"] = "none"
+    """Where metrics are sent besides metrics.jsonl; the package must be installed."""
     transport: Literal["local", "processes"] = "local"
     """local: all nodes in one process; processes: a process for each node, which exchange over TCP. The
     result is the same, unless a node is lost: then the others finish without it."""
@@ -208,6 +210,10 @@ class RunConfig:
         names = [node.name for node in self.nodes]
         if len(set(names)) < len(names):
             raise ValueError(f"nodes: names must differ, given {', '.join(names)}")
+        if self.tracker != "none" and self.transport == "processes":
+            raise ValueError(
+                "tracker: a run with a process a node has none; use 'none', or transport 'local'"
+            )
         if self.split == "horizontal" and self.staleness:
             raise ValueError(
                 "staleness: a horizontal group mixes the samples of one iteration, so it can't hold stale "
@@ -239,7 +245,7 @@ KEPT = 2
 # Fields that change where, how fast or under what name a run happens, but not its result.
 _NOT_RECIPE = {
     "run": {
-        *("name", "threads", "checkpoint_every", "transport", "deadline"),
+        *("name", "threads", "checkpoint_every", "transport", "deadline", "tracker"),
         # What is done about peers and numbers that are broken: a sound run never comes to it.
         *("verify_rewards", "patience", "nonfinite_updates"),
     },

@@ -10,9 +10,11 @@ import json
 import re
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from ftis.errors import UserError
 from ftis.model.lora import Lora
@@ -47,7 +49,7 @@ UNDERSTOOD = frozenset(
 MERGE = "merge the adapter into its model (PEFT's merge_and_unload) and give that folder"
 
 
-def add_lora(lm: nn.Module, lora: Lora, seed: int, revision: str | None) -> nn.Module:
+def add_lora(lm: PreTrainedModel, lora: Lora, seed: int, revision: str | None) -> PreTrainedModel:
     """`lm` with a fresh adapter, which is drawn from `seed`; `revision` is the hub commit of `lm` that it
     records."""
     from peft import LoraConfig, get_peft_model
@@ -90,7 +92,7 @@ def adapter_base(folder: Path) -> tuple[str, str | None]:
     return base, saved.get("revision")
 
 
-def load_adapter(lm: nn.Module, folder: Path, lora: Lora | None, trained: bool) -> nn.Module:
+def load_adapter(lm: PreTrainedModel, folder: Path, lora: Lora | None, trained: bool) -> PreTrainedModel:
     """`lm` with the adapter that is saved in `folder`; trained: its tensors take gradients.
 
     A `lora` must describe the adapter. Raises UserError where it doesn't, or where a tensor of the file has
@@ -131,13 +133,13 @@ def load_adapter(lm: nn.Module, folder: Path, lora: Lora | None, trained: bool) 
     return model
 
 
-def _require_described(model: nn.Module, lora: Lora, file: Path) -> None:
+def _require_described(model: PreTrainedModel, lora: Lora, file: Path) -> None:
     """Raise UserError where `lora` asks for another adapter than the one that `model` has."""
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as DEFAULTS
 
     config, base = model.peft_config["default"], model.get_base_model()
     there = {"r": config.r, "alpha": config.lora_alpha, "target_modules": config.target_modules}
-    here = {"r": lora.r, "alpha": lora.alpha}
+    here: dict[str, Any] = {"r": lora.r, "alpha": lora.alpha}
     if lora.target_modules == "all-linear":
         head = base.get_output_embeddings()
         bare = [
@@ -159,7 +161,7 @@ def _require_described(model: nn.Module, lora: Lora, file: Path) -> None:
             )
 
 
-def _refuse_embeddings(model: nn.Module, what: str) -> None:
+def _refuse_embeddings(model: PreTrainedModel, what: str) -> None:
     """The log-probs come from the bare embedding and output matrices, which an adapter beside them would not
     change."""
     base = model.get_base_model()

@@ -134,7 +134,7 @@ class Packing:
         distinct, owner = shared(prompts)
         read = np.array([len(p) - 1 for p in distinct])
         lengths = np.array([len(c) for c in completions])
-        parts = [p[:-1] for p in distinct]
+        parts: list[Sequence[int]] = [p[:-1] for p in distinct]
         for prompt, completion in zip(prompts, completions, strict=True):
             parts += [prompt[-1:], completion[:-1]]
         starts = [*np.zeros_like(read), *read[owner]]
@@ -172,20 +172,22 @@ def packed_attention(packing: Packing, query: Tensor, key: Tensor, value: Tensor
         before = [packing.prompts.spread(t[:first]) for t in states]
         length = before[0].shape[1]
         causal = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
-        outs = [packing.prompts.collect(_attend(*before, causal[None, None], scale))]
+        outs = [packing.prompts.collect(_attend(before, causal[None, None], scale))]
         own[1:] = [
             torch.cat([p.index_select(0, packing.owner), o], 1)
             for p, o in zip(before[1:], own[1:], strict=True)
         ]
-    outs.append(packing.completions.collect(_attend(*own, packing.visible, scale)))
+    outs.append(packing.completions.collect(_attend(own, packing.visible, scale)))
     return torch.cat(outs)[None]
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """query (R, L, heads, D), key and value (R, K, kv_heads, D), mask (R or 1, 1, L, K) -> (R, L, heads, D).
+def _attend(states: Sequence[Tensor], mask: Tensor, scale: float) -> Tensor:
+    """states: query (R, L, heads, D), key and value (R, K, kv_heads, D); mask (R or 1, 1, L, K) ->
+    (R, L, heads, D).
 
     The r query heads of a key head are r queries of it, so that no key is copied.
     """
+    query, key, value = states
     rows, length, heads, width = query.shape
     ratio = heads // key.shape[2]
     query = query.view(rows, length, -1, ratio, width).transpose(1, 2).flatten(2, 3)

@@ -129,7 +129,8 @@ def _check_gradients(policy: Policy) -> None:
         _compare(policy, torch.cat(ours), theirs.detach(), largest)
         # On top of ours with the sign turned, so that one set of gradients is enough: what is left is the
         # difference.
-        (-sum(weighted(part) for part in theirs.split([len(c) for c in completions]))).backward()
+        parts = theirs.split([len(c) for c in completions])
+        (-torch.stack([weighted(part) for part in parts]).sum()).backward()
         whole = float(np.linalg.norm(list(norms.values())))
         for name, p in params.items():
             left = float(p.grad.norm()) if p.grad is not None else 0.0

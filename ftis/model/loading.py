@@ -10,12 +10,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     PretrainedConfig,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
@@ -147,7 +147,7 @@ def load_policy(
     return policy
 
 
-def _load_model(model: str, revision: str | None) -> nn.Module:
+def _load_model(model: str, revision: str | None) -> PreTrainedModel:
     source, extra = model_source(model, revision)
     if (Path(source) / ADAPTER_FILE).is_file():
         raise UserError(f"model {model}: an adapter, where a model is needed; merge it into its model first")
@@ -169,7 +169,7 @@ def _without_dropout(config: PretrainedConfig) -> None:
             setattr(config, name, 0.0)
 
 
-def _refuse_by_name(model: str, lm: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
+def _refuse_by_name(model: str, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise UserError for what a short text wouldn't show, or where there is more to say than that numbers
     differ."""
     config = lm.config.get_text_config()

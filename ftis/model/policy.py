@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ftis.model.attention import IMPLEMENTATION, Packing
 from ftis.model.logprobs import TokenLogprob, accumulate
@@ -24,7 +25,7 @@ class Policy:
     and in the trainer alike, so that no padded id is sampled and both softmaxes agree.
     """
 
-    model: nn.Module
+    model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     stop_ids: frozenset[int]
     device: torch.device
@@ -41,7 +42,7 @@ class Policy:
         return self.causal_lm.name_or_path + " with its adapter" * hasattr(self.model, "peft_config")
 
     @property
-    def causal_lm(self) -> nn.Module:
+    def causal_lm(self) -> PreTrainedModel:
         """The transformers model, below PEFT if there is an adapter."""
         return self.model.get_base_model() if hasattr(self.model, "peft_config") else self.model
 
@@ -175,7 +176,7 @@ def _unpacked(values: Tensor, where: Tensor) -> Tensor:
     return values.new_zeros(where.shape).masked_scatter(where, values)
 
 
-def merged_weight(module: nn.Module) -> Tensor:
+def merged_weight(module: Any) -> Tensor:
     """A linear layer's weight (out, in), with the active adapters of PEFT added where it has any."""
     if not hasattr(module, "base_layer"):
         return module.weight

@@ -139,7 +139,9 @@ class TransformersSampler:
     def updating(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def _batch(self, jobs: list[tuple[Request, tuple[int, ...]]], params: SamplingParams) -> list[Completion]:
+    def _batch(
+        self, jobs: list[tuple[Request, tuple[int, ...] | None]], params: SamplingParams
+    ) -> list[Completion]:
         # Activation checkpointing keeps a model in train mode, where transformers refuses a cache.
         training = self.policy.model.training
         self.policy.model.eval()
@@ -150,7 +152,7 @@ class TransformersSampler:
             self.policy.model.train(training)
 
     def _decode(
-        self, jobs: list[tuple[Request, tuple[int, ...]]], params: SamplingParams
+        self, jobs: list[tuple[Request, tuple[int, ...] | None]], params: SamplingParams
     ) -> list[Completion]:
         policy, device = self.policy, self.policy.device
 
@@ -194,8 +196,8 @@ class TransformersSampler:
             finished = np.zeros(len(jobs), dtype=bool)
             stop, count = sorted(policy.stop_ids), len(prompts)
             for step in range(room):
-                chosen, logp = choose(logits, on_device(branch), on_device(uniforms[rows, step]), params)
-                chosen, logp = chosen.cpu().numpy(), logp.cpu().numpy()
+                drawn = choose(logits, on_device(branch), on_device(uniforms[rows, step]), params)
+                chosen, logp = (t.cpu().numpy() for t in drawn)
                 require_finite(logp, policy.causal_lm.name_or_path)
                 tokens[rows, step], logprobs[rows, step] = chosen, logp
                 ended = np.isin(chosen, stop)

@@ -18,6 +18,7 @@ from ftis.runs import state
 from ftis.runs.evidence import save_evidence
 from ftis.runs.folder import RunFolder
 from ftis.runs.progress import Progress
+from ftis.runs.trackers import Tracking
 from ftis.swarm.loop import Swarm
 from ftis.swarm.metrics import Line
 
@@ -54,13 +55,15 @@ def train_here(config: RunConfig, out: str | Path, job: bool = False) -> RunFold
         with contextlib.ExitStack() as undo:
             if fresh:  # nothing was trained: leave nothing behind
                 undo.callback(folder.remove)
+            tracking = Tracking(config, folder)
             swarm = Swarm(config)
             undo.pop_all()
         folder.write_config(config)
         checkpoint = next(state.sound_checkpoints(folder.state, recipe_hash(config)), None)
         done = begin(swarm, folder.state, checkpoint)
-        with Progress(config.name, config.iterations, done) as progress:
+        with tracking, Progress(config.name, config.iterations, done) as progress:
             for line in kept_iterations(swarm, folder.state, done):
+                tracking.log(line)
                 progress.show(line.step, {n.label: n.reward for n in line.nodes})
         metrics = (folder.state / "metrics.jsonl").read_text()
         folder.publish(config, save(swarm, folder), metrics, {})

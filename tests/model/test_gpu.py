@@ -50,7 +50,7 @@ def test_low_logits_have_finite_and_right_gradients(keys):
         leaves = [
             t.bfloat16().to(dtype).cuda().requires_grad_() for t in (query, key, value)
         ]  # the same numbers in both
-        result = _attend(*leaves, mask.cuda(), width**-0.5)
+        result = _attend(leaves, mask.cuda(), width**-0.5)
         result.float().square().sum().backward()
         out.append([result.detach(), *(t.grad for t in leaves)])
     for ours, exact in zip(*out):

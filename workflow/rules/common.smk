@@ -6,6 +6,7 @@ import sys
 
 from snakemake.exceptions import WorkflowError
 
+# The folder that holds workflow/, whichever of the two Snakefiles was called.
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(str(workflow.current_basedir))))
 if os.path.isfile(f"{ROOT}/ftis/__init__.py"):  # a checkout; what `ftis init` copied uses what is installed
     sys.path.insert(0, ROOT)
@@ -116,7 +117,7 @@ def before_slurm():
     slurm.require_ends_seen(settings)
     slurm.require_accepted(jobs, settings)
     os.environ.update(HF_HUB_OFFLINE="1")  # the jobs inherit it: all is here, and none waits for a network
-    slurm.translate(f"{workflow.basedir}/scripts/slurm")
+    slurm.translate(f"{ROOT}/workflow/scripts/slurm")
 
 
 # --- Targets --------------------------------------------------------------------------------------------

@@ -27,8 +27,12 @@ from ftis.runs import state
 from ftis.settings import parse
 from ftis.suite import cost, memory
 from ftis.suite.memory import GIB, Shape
-from ftis.swarm.loop import Participant
-from ftis.swarm.message import Rollouts, pack
+from ftis.swarm.message import pack
+from ftis.swarm.metrics import NodeLine
+from ftis.swarm.node import Asked, Node
+from ftis.swarm.samples import Sampled, Samples, Share
+from ftis.swarm.state import State, pack_node, unpack_node
+from ftis.tasks.grading.verdict import grade
 from ftis.tasks.problems import Problem
 
 PEAK = 8.0
@@ -148,27 +152,27 @@ def _iterate(size: Size, device: torch.device, lora: bool, lengths: tuple[int, .
     """An iteration for each of `lengths`, about the mean of its completions. All of its shapes are new."""
     config = run_config(size, device, lora=lora)
     before = peak_memory(device, reset=True)
-    node = Participant(0, config, policy_of(size.large, size, config, device))
+    node = Node(0, config, policy_of(size.large, size, config, device))
     shape, settings, card = size.large, config.nodes[0], card_of(device)
     found: dict[str, Any] = {"gpu": card.name if card else None, "iterations": []}
     for step, length in enumerate(lengths, start=1):
         node.policy.stop_ids = frozenset(range(0, size.ids, max(2, length)))
         prompts = draw_prompts(size, config.prompts, seed=step)
         with stepping(device) as steps:
-            rollouts = _sampled(node, step, prompts)
+            sampled = _sampled(node, step, prompts)
         synchronize(device)
         began = time.perf_counter()
-        line = node.learn(step, [(step, 0, rollouts)], {step: prompts})
+        line = _learned(node, step, [sampled], prompts)
         synchronize(device)
         seconds = time.perf_counter() - began
-        trained = line["tokens_trained"] + sum(map(len, prompts))  # each prompt is read once
-        flops = cost.update_flops(shape, settings, trained, line["tokens_trained"])
+        trained = line.tokens_trained + sum(map(len, prompts))  # each prompt is read once
+        flops = cost.update_flops(shape, settings, trained, line.tokens_trained)
         found["iterations"].append({
             "steps": len(steps) + 1, "step_ms": _percentiles(steps), "sample_s": node.seconds["sample"],
-            "tokens_generated": line["tokens_generated"], "update_s": seconds,
-            "tokens_trained": line["tokens_trained"],
-            "tflops_per_s": flops / seconds / 1e12, "grad_norm": line["grad_norm"],
-            "mismatch": line["mismatch"],
+            "tokens_generated": line.tokens_generated, "update_s": seconds,
+            "tokens_trained": line.tokens_trained,
+            "tflops_per_s": flops / seconds / 1e12, "grad_norm": line.grad_norm,
+            "mismatch": line.statistics.mismatch,
         })  # fmt: skip
     peak = peak_memory(device) - before
     (batch,) = memory.batches_of(config, config.prompts * config.group_size, 0, size.prompt_tokens[1])
@@ -200,13 +204,20 @@ def _iterate(size: Size, device: torch.device, lora: bool, lengths: tuple[int, .
     return found
 
 
-def _sampled(node: Participant, step: int, prompts: list[list[int]]) -> Rollouts:
+def _sampled(node: Node, step: int, prompts: list[list[int]]) -> Sampled:
     """A node's share, of which every completion has an advantage and a gradient: half of each group is
     rewarded."""
     node.seconds = {}
     problems = [Problem(str(i), "", "1", "gsm8k") for i in range(len(prompts))]
-    rollouts = node.sample(step, problems, prompts)
-    return dataclasses.replace(rollouts, reward=(rollouts.sample % 2).astype(np.float32))
+    sampled = node.sample(step, Asked(problems, prompts))
+    reward = (sampled.rollouts.sample % 2).astype(np.float32)
+    return Sampled(dataclasses.replace(sampled.rollouts, reward=reward), sampled.verdicts)
+
+
+def _learned(node: Node, step: int, sampled: list[Sampled], prompts: list[list[int]]) -> NodeLine:
+    """An update on what the nodes, in their order, have sampled."""
+    shares = [Share(step, k, each.rollouts) for k, each in enumerate(sampled)]
+    return node.learn(step, Samples.gather(shares, {step: prompts}, node.index), sampled[node.index])
 
 
 @contextmanager
@@ -265,7 +276,7 @@ def pair(size: Size, device: torch.device, report: Report) -> None:
     config = run_config(size, device, nodes=2)
     estimates, nodes = [], []
     for k, shape in enumerate((size.small, size.large)):
-        nodes.append(Participant(k, config, _soon_ended(policy_of(shape, size, config, device), size)))
+        nodes.append(Node(k, config, _soon_ended(policy_of(shape, size, config, device), size)))
         batches = memory.batches_of(config, size.rows, 4 * size.rows, size.prompt_tokens[1])
         estimates.append(
             memory.node_memory(
@@ -303,7 +314,7 @@ def _out_of_memory(call: Callable[[], None]) -> str:
     return ""
 
 
-def _together(size: Size, nodes: list[Participant], rows: int) -> None:
+def _together(size: Size, nodes: list[Node], rows: int) -> None:
     """An iteration of each node, as far as it decides about memory."""
     validation = SamplingParams(size.total_tokens, max_batch=rows)
     prompts = draw_prompts(size, rows, seed=rows)
@@ -314,11 +325,10 @@ def _together(size: Size, nodes: list[Participant], rows: int) -> None:
         node.sampler.sample([Request(p, [(i,)]) for i, p in enumerate(prompts)], validation)
     few = draw_prompts(size, 4, seed=2)
     for node in nodes:
-        batch = [(1, k, _longest(size, few, k)) for k in range(len(nodes))]
-        node.learn(1, batch, {1: few})
+        _learned(node, 1, [_longest(size, few, k) for k in range(len(nodes))], few)
 
 
-def _longest(size: Size, prompts: list[list[int]], node: int) -> Rollouts:
+def _longest(size: Size, prompts: list[list[int]], node: int) -> Sampled:
     """A node's completions of every other prompt, each as long as it may be; what the tokens are doesn't
     matter."""
     draw = np.random.default_rng(node)
@@ -326,9 +336,10 @@ def _longest(size: Size, prompts: list[list[int]], node: int) -> Rollouts:
     tokens = [draw.integers(0, size.ids, size.total_tokens - len(prompts[p])) for p, _ in places]
     logprobs = [np.full(len(t), -np.log(size.ids)) for t in tokens]
     reward = [float(s % 2) for _, s in places]
-    return pack(
+    rollouts = pack(
         [p for p, _ in places], [s for _, s in places], tokens, logprobs, reward, [True] * len(places)
     )
+    return Sampled(rollouts, [grade("", "1", "gsm8k")] * len(places))
 
 
 # ------------------------------------------------------------------------------------------ resume
@@ -338,15 +349,15 @@ def resume(size: Size, device: torch.device, report: Report) -> None:
     """6: a checkpoint written, checked and taken up again; the iteration after it comes out as it did
     without."""
     config = run_config(size, device)
-    node = Participant(0, config, policy_of(size.small, size, config, device))
+    node = Node(0, config, policy_of(size.small, size, config, device))
     node.policy.stop_ids = frozenset(
         range(0, size.ids, max(2, size.ends // 16))
     )  # short: it's not about time
     _iteration(node, size, 1)
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        tensors = {0: state.pack_node(node.params, node.optimizer)}
-        state.save_checkpoint(Path(folder), 1, "proof", tensors, {}, {}, {0: node.memory()})
+        tensors = {0: pack_node(node.params, node.optimizer)}
+        state.save_checkpoint(Path(folder), "proof", State(1, tensors, {}, {0: node.memory()}, {}))
         written = time.perf_counter()
         start = {name: p.detach().clone() for name, p in node.params.items()}
         tokens = _iteration(node, size, 2)
@@ -354,7 +365,7 @@ def resume(size: Size, device: torch.device, report: Report) -> None:
         reading = time.perf_counter()
         checkpoint = next(state.sound_checkpoints(Path(folder), "proof"))
         checked = time.perf_counter()
-        state.unpack_node(state.load_checkpoint(checkpoint)[0][0], node.params, node.optimizer)
+        unpack_node(state.load_checkpoint(checkpoint).tensors[0], node.params, node.optimizer)
         synchronize(device)
         size_gb = sum(f.stat().st_size for f in checkpoint.path.iterdir()) / 1e9
         report.add(
@@ -371,12 +382,12 @@ def resume(size: Size, device: torch.device, report: Report) -> None:
     )  # fmt: skip
 
 
-def _iteration(node: Participant, size: Size, step: int) -> list[np.ndarray]:
+def _iteration(node: Node, size: Size, step: int) -> list[np.ndarray]:
     """Sample and learn; the tokens of the completions."""
     prompts = draw_prompts(size, node.config.prompts, seed=step)
-    rollouts = _sampled(node, step, prompts)
-    node.learn(step, [(step, 0, rollouts)], {step: prompts})
-    return rollouts.split(rollouts.tokens)
+    sampled = _sampled(node, step, prompts)
+    _learned(node, step, [sampled], prompts)
+    return sampled.rollouts.split(sampled.rollouts.tokens)
 
 
 def apart(start: dict[str, Tensor], one: dict[str, Tensor], other: dict[str, Tensor]) -> float:

@@ -10,7 +10,7 @@ of their own.
 import sys
 from pathlib import Path
 
-from ftis.tasks.tiny.models import DataSettings, TinyModel, make_data, make_tokenizer, warm_start
+from ftis.tasks.tiny.models import DataSettings, TinyModel, make_data, make_model, make_tokenizer
 
 MADE = Path("examples/made")
 
@@ -25,7 +25,7 @@ def make_models(out: Path = MADE, steps: int = 700) -> None:
     for style in ("base", "coder"):
         if not (out / style).exists():
             model = TinyModel(size="xs", style=style, steps=steps)
-            warm_start(model, 1, out / "tokenizer", out / "data", out / style)
+            make_model(model, 1, out / "tokenizer", out / "data", out / style)
 
 
 if __name__ == "__main__":

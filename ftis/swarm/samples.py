@@ -66,17 +66,10 @@ class Samples:
         length = np.array([len(row[4]) for row in rows])
         width = np.zeros(len(labels), length.dtype)
         np.maximum.at(width, group, length)
-        return cls(
-            [prompts[step][p] for step, p in labels],
-            [row[4] for row in rows],
-            [row[5] for row in rows],
-            np.array([row[6] for row in rows]),
-            np.array([row[7] for row in rows]),
-            np.array([row[3] for row in rows]),
-            group,
-            length,
-            width[group],
-        )
+        tokens, logprobs = [row[4] for row in rows], [row[5] for row in rows]
+        own, reward, finished = (np.array([row[k] for row in rows]) for k in (3, 6, 7))
+        asked = [prompts[step][p] for step, p in labels]
+        return cls(asked, tokens, logprobs, reward, finished, own, group, length, width[group])
 
     def prompts_of(self, rows: np.ndarray) -> list[list[int]]:
         """The prompt of each of the completions `rows`; it is read once for each group."""

@@ -199,7 +199,7 @@ def waiting(path, capsys, *command):
 def test_a_warm_start_waits_for_another_of_the_same_model(tmp_path, monkeypatch, capsys):
     """The orphan of a killed Snakemake would replace the folder while runs read it."""
     made, out = [], tmp_path / "model"
-    monkeypatch.setattr(tiny_models, "warm_start", lambda *_: made.append(1))
+    monkeypatch.setattr(tiny_models, "make_model", lambda *_: made.append(1))
     command = ("job", "warm-start", "--tier", "smoke", "--model", "base_small", "--seed", "1", "--out", out)
     with waiting(out, capsys, *command):
         assert not made

@@ -424,7 +424,7 @@ def test_an_adapter_on_an_adapter_is_refused(tiny, tmp_path):
     None, Lora(r=4, alpha=8, target_modules=("q_proj", "down_proj"))
 ], ids=["as it is", "described"])  # fmt: skip
 def test_training_goes_on_from_an_adapter(tiny, tmp_path, make_config, lora):
-    from ftis.swarm.loop import train
+    from ftis.runs.train import train
 
     folder = adapter(tiny, tmp_path / "a")
     node = {"name": "a", "model": folder, "learning_rate": 3e-3}

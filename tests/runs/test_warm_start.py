@@ -77,7 +77,7 @@ def test_a_warm_start_teaches_the_format(easy, tiny, tmp_path, make_config):
 def test_micro_batches_and_seeds(easy, tiny, tmp_path, monkeypatch):
     """In float64: Adam makes of a gradient that is 0 but for a rounding a step like any other."""
     base = load_policy(str(tiny / "base"))
-    monkeypatch.setattr("ftis.model.policy.load_policy", lambda *_, **__: doubled(base))
+    monkeypatch.setattr("ftis.model.loading.load_policy", lambda *_, **__: doubled(base))
     weights = []
     for k, (micro, seed) in enumerate([(1, 1), (4, 1), (4, 2)]):
         settings = WarmStart(steps=3, batch=4, learning_rate=1e-3, micro_batch=micro)

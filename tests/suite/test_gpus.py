@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ftis.cli import main as cli
+from ftis.cli import options
 from ftis.errors import UserError
 from ftis.suite.gpus import VISIBLE, Machine, _driver, lease, require_gpu
 
@@ -135,7 +136,7 @@ def test_only_jobs_of_a_tier_lease_or_hide_gpus(monkeypatch):
     call = ["train", "--tier", "smoke", "--run", "alone-base_small-s42"]
     for arguments, seen in ((call, ""), (["train", "run.yaml"], "2,3")):
         given = cli.parser().parse_args(arguments)
-        with cli._gpus(given, "train", cli._grid_run(cli.parser().parse_args(call))):
+        with options.gpus(given, "train", options.grid_run(cli.parser().parse_args(call))):
             assert os.environ[VISIBLE] == seen
     assert os.environ[VISIBLE] == "2,3"
 
@@ -226,8 +227,8 @@ def test_a_gpu_tier_computes_on_the_cpu_where_it_says_so(monkeypatch):
     from dataclasses import replace
 
     arguments = cli.parser().parse_args(["train", "--tier", "small", "--run", "size_base-tis-vertical-s42"])
-    config = cli._grid_run(arguments)
+    config = options.grid_run(arguments)
     one, other = config.nodes
     on_cpu = replace(one, device="cpu"), replace(other, device="cpu")
     for nodes, count in ((config.nodes, 1), ((one, on_cpu[1]), 1), (on_cpu, 0)):
-        assert cli._gpu_count(arguments, "train", replace(config, nodes=nodes)) == count
+        assert options.gpu_count(arguments, "train", replace(config, nodes=nodes)) == count

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from ftis.errors import UserError
-from ftis.suite import grid, slurm
+from ftis.suite import slurm
+from ftis.suite.workflow import Config
 from tests.parts import copy_checkout
 
 ROOT = Path(__file__).parents[2]
@@ -189,8 +190,9 @@ def test_slurm_profile_lists_the_paper_s_runs_with_their_resources():
     assert code == 0, printed
     listed = dict(re.findall(r"paper: training (\S+) \((.*)\)", printed))
     assert len(listed) == 21
-    assert listed.pop("expertise_large-ftis-g50-vertical-s42") == "2 GPUs, 120000 MB, 720 minutes"
-    assert set(listed.values()) == {"1 GPUs, 120000 MB, 720 minutes"}
+    alone = {run: listed.pop(run) for run in list(listed) if run.startswith("alone-")}
+    assert set(alone.values()) == {"1 GPUs, 60000 MB, 720 minutes"} and len(alone) == 6
+    assert set(listed.values()) == {"2 GPUs, 110000 MB, 720 minutes"}  # a GPU a node
 
 
 class Resources(dict):
@@ -270,7 +272,7 @@ def test_only_a_rate_limit_of_ones_own_is_in_force_when_jobs_start(tmp_path, own
 
 def test_the_page_on_configuration_names_every_key_and_tier():
     page = (ROOT / "config/README.md").read_text()
-    assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == set(grid.Config.__dataclass_fields__)
+    assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == set(Config.__dataclass_fields__)
     assert [name for name in grid.tiers() if f"`{name}`" not in page] == []
 
 

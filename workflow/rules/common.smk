@@ -11,7 +11,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(str(workflow.current_base
 if os.path.isfile(f"{ROOT}/ftis/__init__.py"):  # a checkout; what `ftis init` copied uses what is installed
     sys.path.insert(0, ROOT)
 if config.get("methods"):  # before ftis is imported, and for the jobs, which inherit it
-    os.environ["FTIS_METHODS"] = os.path.abspath(config["methods"])
+    os.environ.update(FTIS_METHODS=os.path.abspath(config["methods"]))
 
 from ftis.errors import UserError
 

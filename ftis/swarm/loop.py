@@ -249,8 +249,8 @@ class Swarm:
 def _vllm_sampler(policy: Policy, settings: NodeConfig, rollout: Rollout, longest: int) -> VllmSampler:
     """An engine that follows a node's policy, with room for `longest` tokens."""
     return VllmSampler(
-        settings.model, settings.revision, policy.tokenizer, settings.compute_dtype, longest, rollout.max_batch,
-        policy, rollout.gpu_memory_utilization,
+        settings.model, settings.revision, policy.tokenizer, settings.compute_dtype, longest,
+        rollout.max_batch, policy, rollout.gpu_memory_utilization,
     )  # fmt: skip
 
 

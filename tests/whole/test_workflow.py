@@ -12,6 +12,7 @@ import yaml
 
 from ftis.errors import UserError
 from ftis.suite import slurm
+from ftis.suite.suite import Suite
 from ftis.suite.workflow import Config
 from tests.parts import copy_checkout
 
@@ -273,7 +274,7 @@ def test_only_a_rate_limit_of_ones_own_is_in_force_when_jobs_start(tmp_path, own
 def test_the_page_on_configuration_names_every_key_and_tier():
     page = (ROOT / "config/README.md").read_text()
     assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == set(Config.__dataclass_fields__)
-    assert [name for name in grid.tiers() if f"`{name}`" not in page] == []
+    assert [name for name in Suite.load().tiers if f"`{name}`" not in page] == []
 
 
 def test_lint_has_only_its_environment_hint():

@@ -42,6 +42,9 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:  # whoever read what is printed has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except OSError as error:
         # A full disk or a folder that can't be written is for the user to mend; a traceback doesn't help.
         if error.filename is None and error.errno is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 from ftis.errors import UserError
@@ -79,6 +79,9 @@ COLOURS = (
 MARKERS = ("p", "h", "*", "d", "<", ">", "8", "H")
 
 
+WANTED = "it takes ftis.Method(LABEL, WEIGHTING(), FILTER()), instances of classes marked with @dataclass"
+
+
 def register(name: str, method: Method) -> Method:
     """Add a method under a name that runs can have: lower-case letters, digits and _, beginning with a
     letter.
@@ -93,6 +96,9 @@ def register(name: str, method: Method) -> Method:
         raise UserError(
             f"method {name!r}: a name is lower-case letters, digits and _, and begins with a letter"
         )
+    parts = (method.weighting, method.filter) if isinstance(method, Method) else (method,)
+    if any(part is not None and (isinstance(part, type) or not is_dataclass(part)) for part in parts):
+        raise UserError(f"method {name!r}: {parts} is given; {WANTED}")
     if (taken := METHODS.get(name)) is not None:
         alike = replace(method, colour=method.colour or taken.colour, marker=method.marker or taken.marker)
         if alike != taken:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -188,9 +188,3 @@ class RunFolder:
     def remove(self) -> None:
         """Leave nothing behind of a run of which nothing was trained."""
         shutil.rmtree(self.path)
-
-
-def run_folders(results: Path) -> Iterator[RunFolder]:
-    """The runs of a folder of results, by name."""
-    for path in sorted((results / "runs").glob("*/config.yaml")):
-        yield RunFolder(path.parent)
